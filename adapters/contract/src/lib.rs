@@ -1,0 +1,39 @@
+//! The traits and value types that inboxd's adapters implement.
+//!
+//! Purpose: one vocabulary between the engine and whatever it stands on. A
+//! [`Source`] hands over deliveries, an [`InboxStore`] keeps the proof of what
+//! was processed, a [`Forwarder`] calls the application.
+//!
+//! Invariants: no I/O here, and no adapter knows another. Identity, percent
+//! encoding and fingerprints live here because they must be the same to the
+//! byte for every broker and every database.
+
+mod encoding;
+mod envelope;
+mod error;
+mod forward;
+mod identity;
+mod outcome;
+mod source;
+mod store;
+mod stored;
+
+pub use encoding::{decode_percent, encode_percent};
+pub use envelope::{Envelope, Header, Origin};
+pub use error::{ErrorClass, SourceError, StoreError};
+pub use forward::{ForwardRequest, Forwarder, RetryReason, Verdict};
+pub use identity::{
+    CONSUMER_ID_BYTES_MAX, ConsumerId, Fingerprint, IdentityError, InboxKey, MESSAGE_ID_BYTES_MAX,
+    MessageId, length_prefixed,
+};
+pub use outcome::Outcome;
+pub use source::{
+    Acker, Delivery, Fence, FenceHandle, PartitionReport, RedeliveryHorizon, Room, Settle,
+    Settlement, Source, SourcePhase, SourceStatus, SourceTraits, StreamId,
+};
+pub use store::{
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadReason, DeadRow, Hold,
+    InboxStore, Look, MessageRecord, Notes, OwnerId, ParkedCopy, Release, Settled, StoreLimits,
+    SweepPolicy, SweepReport, Token,
+};
+pub use stored::StoredEnvelopeError;

@@ -1,0 +1,1 @@
+//! In-memory source, store and forwarder, driven by a fault plan.

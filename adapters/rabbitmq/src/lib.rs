@@ -1,0 +1,1 @@
+//! RabbitMQ source (AMQP 0-9-1).

@@ -1,0 +1,143 @@
+//! What one subscription is told to do: plain values, validated by the configuration.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use inboxd_contract::ConsumerId;
+
+/// In which order messages are forwarded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ordering {
+    /// None: side by side.
+    #[default]
+    None,
+    /// One at a time per key; a delivery without a key is in no lane.
+    Key,
+    /// One at a time per partition or queue.
+    Partition,
+}
+
+/// Where a lane's key is taken from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeyFrom {
+    /// The Kafka record's key.
+    RecordKey,
+    /// A header's value.
+    Header(String),
+    /// RabbitMQ's routing key.
+    RoutingKey,
+    /// A JSON pointer (RFC 6901) into the body.
+    Json(String),
+}
+
+/// Where a message id is taken from. The first that yields a non-blank value wins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Extractor {
+    /// AMQP's message-id property.
+    Property,
+    /// A header.
+    Header(String),
+    /// CloudEvents: `id`, scoped by `source`; binary or structured mode.
+    CloudEvents,
+    /// The value at a JSON pointer (RFC 6901) into the body.
+    Json(String),
+    /// A hash of the values at these JSON pointers: an id derived from the business fact.
+    Hash(Vec<String>),
+    /// A hash of the body.
+    BodyHash,
+    /// The Kafka record's key.
+    KafkaKey,
+    /// Cluster id, topic id (or epoch), partition and offset.
+    KafkaPosition,
+}
+
+/// What is hashed to tell two contents of one id apart.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum FingerprintOf {
+    /// The body (for a structured CloudEvent: type and data).
+    #[default]
+    Body,
+    /// The value at a JSON pointer.
+    Json(String),
+    /// Nothing: the same id is the same message.
+    Off,
+}
+
+/// What to do with the same id and another fingerprint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnIdConflict {
+    /// Keep it as a dead letter.
+    #[default]
+    DeadLetter,
+    /// Take it for a duplicate.
+    Duplicate,
+}
+
+/// What to do with a delivery that has no id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnMissingId {
+    /// Keep it as a dead letter.
+    #[default]
+    DeadLetter,
+    /// Forward it under a generated id: nothing is suppressed.
+    Forward,
+}
+
+/// How a message's identity is found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdentitySettings {
+    /// In order of preference; not empty.
+    pub extractors: Vec<Extractor>,
+    /// Prefix ids by the message's producer.
+    pub scope_by_producer: bool,
+    /// What tells contents apart.
+    pub fingerprint: FingerprintOf,
+    /// The policy for deliveries without an id.
+    pub on_missing: OnMissingId,
+    /// The policy was set by the operator: no pause for newcomers.
+    pub on_missing_is_explicit: bool,
+    /// The policy for the same id with another fingerprint.
+    pub on_conflict: OnIdConflict,
+}
+
+/// Backoff in place: exponential with full jitter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RetrySettings {
+    /// The first delay's upper bound.
+    pub initial: Duration,
+    /// Each next bound is this much larger.
+    pub factor: f32,
+    /// The largest bound; also the cap of `Retry-After`.
+    pub cap: Duration,
+}
+
+/// One subscription.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SubscriptionSettings {
+    /// Its name: unique in the process.
+    pub name: Arc<str>,
+    /// Half of the deduplication key.
+    pub consumer_id: ConsumerId,
+    /// Ordering of forwards.
+    pub ordering: Ordering,
+    /// Where the key comes from, with [`Ordering::Key`].
+    pub key_from: KeyFrom,
+    /// Identity and conflicts.
+    pub identity: IdentitySettings,
+    /// Concurrent POSTs.
+    pub concurrency: usize,
+    /// Deliveries in flight.
+    pub in_flight_max: usize,
+    /// Bytes of deliveries in flight.
+    pub in_flight_bytes_max: usize,
+    /// The largest body that is forwarded.
+    pub body_bytes_max: u64,
+    /// The bound on one attempt.
+    pub callback_timeout: Duration,
+    /// A claim's life; renewed at a third.
+    pub lease: Duration,
+    /// How long a delivery is held before it is released where that does no harm.
+    pub hold_max: Duration,
+    /// Backoff in place.
+    pub retry: RetrySettings,
+}

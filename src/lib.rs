@@ -1,0 +1,3 @@
+//! inboxd: an inbox sidecar.
+
+pub mod engine;

@@ -1,0 +1,3 @@
+//! The inboxd binary.
+
+fn main() {}
