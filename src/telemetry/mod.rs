@@ -1,0 +1,7 @@
+//! What the process says about itself: metrics and log lines.
+
+mod log;
+mod metrics;
+
+pub use log::{LogError, LogFormat, LogSettings, init_log};
+pub use metrics::{METRICS_CONTENT_TYPE, Metrics, StoreCall, SubscriptionMetrics};
