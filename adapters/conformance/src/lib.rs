@@ -1,1 +1,13 @@
-//! The suites that every source, store and forwarder passes, and what tests share: servers, a fault proxy, a stub application.
+//! The suites that every source, store and forwarder passes, and what tests share: real
+//! servers, a TCP proxy that injects faults, a stub application with a ledger.
+//!
+//! Everything here panics with a message instead of returning an error: it is for tests.
+
+pub mod app;
+pub mod forward;
+pub mod net;
+pub mod servers;
+pub mod source;
+mod wait;
+
+pub use wait::{ensure, eventually};
