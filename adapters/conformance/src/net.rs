@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -298,16 +298,17 @@ impl Drop for Open {
     }
 }
 
-async fn run(shared: &Shared, client: TcpStream) {
+async fn run(shared: &Shared, mut client: TcpStream) {
     let mut modes = shared.mode.subscribe();
     if modes.wait_for(|mode| *mode != Mode::BlackHole).await.is_err() {
         return;
     }
-    let Ok(server) = TcpStream::connect(&shared.target).await else { return };
+    let Ok(mut server) = TcpStream::connect(&shared.target).await else { return };
     let _ = server.set_nodelay(true);
     let _ = server.set_zero_linger();
-    let (client_read, client_write) = client.into_split();
-    let (server_read, server_write) = server.into_split();
+    // Borrowed halves: owned ones would say goodbye (FIN) when dropped, before the reset.
+    let (client_read, client_write) = client.split();
+    let (server_read, server_write) = server.split();
     // An end of one direction is passed on and waits for the other's; a failure ends both.
     let _ = tokio::try_join!(
         copy(shared, Direction::ToServer, client_read, server_write),
@@ -321,8 +322,8 @@ struct Reset;
 async fn copy(
     shared: &Shared,
     direction: Direction,
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
 ) -> Result<(), Reset> {
     let mut modes = shared.mode.subscribe();
     let mut chunk = vec![0; CHUNK];

@@ -268,3 +268,78 @@ fn next_answer(script: &Mutex<Script>, post: &Post) -> Answer {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    use super::*;
+    use crate::{ensure, eventually};
+
+    const DEADLINE: Duration = Duration::from_secs(20);
+
+    async fn send(app: &App, id: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(app.addr()).await.unwrap();
+        let head = format!(
+            "POST /x HTTP/1.1\r\nhost: a\r\nconnection: close\r\ninbox-message-id: {id}\r\n\
+             inbox-attempt: 1\r\ncontent-length: 2\r\n\r\nhi"
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream
+    }
+
+    async fn answer(mut stream: TcpStream) -> io::Result<String> {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await?;
+        Ok(text.lines().next().unwrap_or_default().to_owned())
+    }
+
+    #[tokio::test]
+    async fn it_answers_by_plan_and_keeps_a_ledger() {
+        let app = App::start().await;
+        app.plan("m%1", [Answer::status(503).header("retry-after", "1"), Answer::status(204)]);
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            seen.push(answer(send(&app, "m%251").await).await.unwrap());
+        }
+        assert_eq!(
+            seen,
+            ["HTTP/1.1 503 Service Unavailable", "HTTP/1.1 204 No Content", "HTTP/1.1 200 OK"]
+        );
+        let ledger = app.ledger();
+        assert_eq!(ledger.posts("m%1").len(), 3);
+        assert_eq!(ledger.accepted("m%1"), 2);
+        assert_eq!(ledger.accepted_more_than_once().into_iter().next(), Some(("m%1".into(), 2)));
+        let post = &ledger.all()[0];
+        assert_eq!((post.body_len, post.path.as_str(), post.attempt), (2, "/x", 1));
+    }
+
+    #[tokio::test]
+    async fn a_lost_answer_is_recorded_and_never_sent() {
+        let app = App::start().await;
+        app.plan("a", [Answer::lost(200)]);
+        let heard = answer(send(&app, "a").await).await;
+        assert!(!matches!(heard, Ok(text) if !text.is_empty()));
+        assert_eq!(app.ledger().accepted("a"), 1);
+    }
+
+    #[tokio::test]
+    async fn a_killed_one_leaves_its_requests_open_and_refuses_until_it_is_back() {
+        let mut app = App::start().await;
+        app.hold();
+        let stream = send(&app, "a").await;
+        let ledger = app.ledger().clone();
+        eventually(DEADLINE, async || ensure(ledger.begun() == 1, ledger.begun())).await;
+        app.stop().await;
+        assert!(!matches!(answer(stream).await, Ok(text) if !text.is_empty()));
+        assert_eq!(ledger.open().len(), 1);
+        let refused = TcpStream::connect(app.addr()).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        app.restart().await;
+        app.let_go();
+        assert_eq!(answer(send(&app, "a").await).await.unwrap(), "HTTP/1.1 200 OK");
+    }
+}
