@@ -1,0 +1,130 @@
+# shellcheck shell=bash
+# Installs what is missing: Debian packages as root, Kafka's jars from Maven
+# Central. Kafka is not in Debian.
+
+: "${here:?}" "${state_dir:?}"
+
+kafka_version=4.4.0
+kafka_home=${XDG_CACHE_HOME:-$HOME/.cache}/inboxd-test/kafka-$kafka_version
+
+# What the build needs on a bare Debian: a C and C++ compiler, make and bash for
+# librdkafka's configure, OpenSSL and zlib to link it with.
+build_packages=(gcc g++ make libc6-dev pkg-config libssl-dev zlib1g-dev perl ca-certificates git)
+
+can_install() {
+  [[ $EUID -eq 0 && -f /etc/debian_version ]] && command -v apt-get >/dev/null
+}
+
+is_installed() {
+  [[ $(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null) == installed ]]
+}
+
+# Debian's package for each command of a server that is not there.
+missing_packages() {
+  local kind
+  for kind in "$@"; do
+    "${kind}_missing_packages"
+  done
+}
+
+missing_build_packages() {
+  local package
+  can_install || return 0
+  for package in "${build_packages[@]}"; do
+    is_installed "$package" || printf '%s\n' "$package"
+  done
+}
+
+# Makes the servers of the given kinds startable here, or says what is missing.
+install_servers() {
+  local packages
+  mapfile -t packages < <(missing_packages "$@" | sort -u)
+  install_packages "${packages[@]}"
+  if [[ " $* " == *" kafka "* ]]; then
+    fetch_kafka
+  fi
+}
+
+install_packages() {
+  [[ $# -gt 0 ]] || return 0
+  can_install || die "missing here: $*. Install them (the names are Debian's), or run as root on Debian."
+  apt_install "$@"
+}
+
+# Packages of servers start them when they are installed. A policy-rc.d that
+# says no prevents that; whatever was there before comes back.
+apt_install() (
+  local policy=/usr/sbin/policy-rc.d log
+  mkdir -p "$state_dir"
+  log=$state_dir/apt.log
+  exec 8>/run/inboxd-test-apt.lock
+  flock 8
+  restore_policy() {
+    rm -f "$policy"
+    [[ ! -e $policy.inboxd-saved ]] || mv "$policy.inboxd-saved" "$policy"
+  }
+  trap restore_policy EXIT
+  [[ -e $policy.inboxd-saved || ! -e $policy ]] || mv "$policy" "$policy.inboxd-saved"
+  printf '#!/bin/sh\nexit 101\n' >"$policy"
+  chmod 755 "$policy"
+
+  say "installing: $*"
+  export DEBIAN_FRONTEND=noninteractive
+  # An unreachable source of somebody else's must not stop us.
+  apt-get update -qq </dev/null >"$log" 2>&1 8>&- || say "apt-get update failed; trying with the lists that are there"
+  apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=600 "$@" </dev/null >>"$log" 2>&1 8>&- || {
+    say "apt-get install failed. The end of $log:"
+    tail -n 30 "$log" | sed 's/^/    /' >&2
+    exit 1
+  }
+)
+
+# Downloads aside and moves into place, so that an interrupted download is never
+# taken for a whole one; the lock is for two checkouts at once.
+fetch_kafka() (
+  [[ ! -d $kafka_home/libs ]] || return 0
+  local cache work
+  cache=$(dirname "$kafka_home")
+  mkdir -p "$cache"
+  exec 8>"$cache/lock"
+  flock 8
+  [[ ! -d $kafka_home/libs ]] || return 0
+  say "fetching Apache Kafka $kafka_version from Maven Central"
+  work=$(mktemp -d "$cache/fetch.XXXXXX")
+  trap 'rm -rf "$work"' EXIT
+  kafka_pom >"$work/pom.xml"
+  (cd "$work" && mvn -B -q dependency:copy-dependencies \
+    -DincludeScope=runtime -DoutputDirectory=libs) </dev/null >"$work/log" 2>&1 8>&- || {
+    say "Maven could not fetch Kafka:"
+    tail -n 30 "$work/log" | sed 's/^/    /' >&2
+    exit 1
+  }
+  rm -rf "$kafka_home"
+  mkdir "$work/kafka"
+  mv "$work/libs" "$work/kafka/libs"
+  mv "$work/kafka" "$kafka_home"
+)
+
+# The broker alone comes without a logging back end and would fail in silence.
+kafka_pom() {
+  cat <<POM
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>inboxd.test</groupId>
+  <artifactId>kafka</artifactId>
+  <version>1</version>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.kafka</groupId>
+      <artifactId>kafka_2.13</artifactId>
+      <version>$kafka_version</version>
+    </dependency>
+    <dependency>
+      <groupId>org.apache.logging.log4j</groupId>
+      <artifactId>log4j-slf4j-impl</artifactId>
+      <version>2.25.5</version>
+    </dependency>
+  </dependencies>
+</project>
+POM
+}
