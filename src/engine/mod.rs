@@ -1,5 +1,27 @@
 //! The engine: from a delivery to its settlement.
+//!
+//! In the order of the flow: [`Subscription`] starts an intake, which takes deliveries
+//! within a budget, finds their identity and gives them a place in a lane; each then makes its
+//! own journey: single flight, claim, forward, completion, settlement. The [`Hub`] holds
+//! what all subscriptions of a process share.
+//!
+//! What it does not do: no broker, database or HTTP library is named here, and no database
+//! transaction is open while the application is called.
 
+mod batcher;
+mod budget;
+mod flights;
+mod hub;
+mod identity;
+mod intake;
+mod journey;
+mod json;
+mod keeper;
+mod lanes;
+mod newcomer;
 mod settings;
+mod subscription;
 
+pub use hub::Hub;
 pub use settings::*;
+pub use subscription::{DrainReport, Subscription};

@@ -1,0 +1,333 @@
+//! What all subscriptions of a process share: calls of the store in batches, leases, single
+//! flight, randomness.
+//!
+//! Invariants: a claim is asked for again with the same token until there is an answer; what the
+//! application decided is recorded for as long as it takes; one member that
+//! meets a lock is retried alone, so that it stalls nobody. The hub holds no lock across an await.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
+use futures::future::BoxFuture;
+use inboxd_contract::{
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, Fingerprint, InboxKey,
+    InboxStore, OwnerId, Release, Settled, StoreError, Token,
+};
+use rand::rngs::SmallRng;
+use rand::{Rng as _, SeedableRng as _};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::batcher::Batcher;
+use super::flights::Flights;
+use super::keeper::{Keeper, Lease};
+use super::settings::RetrySettings;
+use crate::telemetry::{Metrics, StoreCall};
+
+/// Members of one call that carries keys and small columns.
+const BATCH_MEMBERS_MAX: usize = 256;
+/// Members of one call that carries bodies.
+const BATCH_BODIES_MAX: usize = 8;
+/// Calls for members that met a lock, beside the batches.
+const ALONE_CALLS_MAX: usize = 2;
+
+const STORE_RETRY: RetrySettings =
+    RetrySettings { initial: Duration::from_millis(50), factor: 2.0, cap: Duration::from_secs(2) };
+
+/// What the store's calls need.
+pub(super) struct Context {
+    pub(super) store: Arc<dyn InboxStore>,
+    owner: OwnerId,
+    lease: Duration,
+    metrics: Metrics,
+}
+
+/// The shared part of the engine.
+pub struct Hub {
+    context: Arc<Context>,
+    claims: Batcher<ClaimRequest, ClaimAnswer>,
+    counts: Batcher<Claim, Attempt>,
+    completions: Batcher<Completion, Settled>,
+    dead_letters: Batcher<DeadLetter, Settled>,
+    releases: Batcher<Release, Settled>,
+    alone: Semaphore,
+    keeper: Keeper,
+    pub(super) flights: Flights,
+    random: Mutex<SmallRng>,
+    trouble: Trouble,
+    stop: CancellationToken,
+    renewals: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The claim was asked for and this is the answer.
+pub(super) struct Claimed {
+    pub(super) answer: ClaimAnswer,
+    /// Present exactly if the answer holds.
+    pub(super) lease: Option<Lease>,
+}
+
+/// What a write came to.
+pub(super) struct Recorded<T> {
+    pub(super) answer: T,
+    /// An earlier try ended without an answer: it may have been committed.
+    pub(super) doubtful: bool,
+}
+
+type Answers<'a, O> = BoxFuture<'a, Vec<Result<O, StoreError>>>;
+type Op<I, O> = for<'a> fn(&'a Context, &'a [I]) -> Answers<'a, O>;
+
+const CLAIM: Op<ClaimRequest, ClaimAnswer> =
+    |context, members| context.store.claim(&context.owner, context.lease, members);
+const COUNT: Op<Claim, Attempt> = |context, members| context.store.count_attempts(members);
+const COMPLETE: Op<Completion, Settled> = |context, members| context.store.complete(members);
+const DEAD_LETTER: Op<DeadLetter, Settled> = |context, members| context.store.dead_letter(members);
+const RELEASE: Op<Release, Settled> = |context, members| context.store.release(members);
+
+impl Hub {
+    /// Starts the batchers and the renewals. `random_seed` makes tokens and jitter: from the
+    /// operating system in production, chosen in a simulation.
+    pub fn start(
+        store: Arc<dyn InboxStore>,
+        owner: OwnerId,
+        lease: Duration,
+        metrics: Metrics,
+        random_seed: u64,
+    ) -> Arc<Self> {
+        let context = Arc::new(Context { store: store.clone(), owner, lease, metrics });
+        let keeper = Keeper::new(lease);
+        let stop = CancellationToken::new();
+        let renewals = tokio::spawn(keeper.clone().run(store, stop.clone()));
+        Arc::new(Self {
+            claims: batcher(&context, StoreCall::Claim, BATCH_MEMBERS_MAX, CLAIM),
+            counts: batcher(&context, StoreCall::CountAttempts, BATCH_MEMBERS_MAX, COUNT),
+            completions: batcher(&context, StoreCall::Complete, BATCH_MEMBERS_MAX, COMPLETE),
+            dead_letters: batcher(&context, StoreCall::DeadLetter, BATCH_BODIES_MAX, DEAD_LETTER),
+            releases: batcher(&context, StoreCall::Release, BATCH_MEMBERS_MAX, RELEASE),
+            context,
+            alone: Semaphore::new(ALONE_CALLS_MAX),
+            keeper,
+            flights: Flights::default(),
+            random: Mutex::new(SmallRng::seed_from_u64(random_seed)),
+            trouble: Trouble::default(),
+            stop,
+            renewals: Mutex::new(Some(renewals)),
+        })
+    }
+
+    /// Ends the renewals. Called after the last subscription was drained.
+    pub async fn close(&self) {
+        self.stop.cancel();
+        let renewals = self.renewals.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(renewals) = renewals
+            && let Err(error) = renewals.await
+        {
+            tracing::error!(%error, "the renewal of leases ended by a panic");
+        }
+    }
+
+    pub(super) fn store(&self) -> &dyn InboxStore {
+        &*self.context.store
+    }
+
+    pub(super) fn lease(&self) -> Duration {
+        self.context.lease
+    }
+
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.context.metrics
+    }
+
+    /// A claim with a token of its own, asked for until there is an answer; `None` if
+    /// `stopped` says so between two tries.
+    pub(super) async fn claim(
+        &self,
+        key: &InboxKey,
+        fingerprint: Option<Fingerprint>,
+        position: Option<String>,
+        stopped: impl Fn() -> bool,
+    ) -> Option<Claimed> {
+        let claim = Claim { key: key.clone(), token: self.token() };
+        // Before the first call with this token: the lease ends here no later than there.
+        let sent_at = Instant::now();
+        let request = ClaimRequest { claim: claim.clone(), fingerprint, position };
+        let mut retry = Retry::new();
+        loop {
+            match self.call(&self.claims, CLAIM, &request, retry.alone).await {
+                Ok(answer) => {
+                    let lease = answer.is_held().then(|| self.keeper.hold(claim, sent_at));
+                    return Some(Claimed { answer, lease });
+                }
+                Err(error) if stopped() => {
+                    tracing::debug!(%error, "a claim was given up");
+                    return None;
+                }
+                Err(error) => self.wait(&mut retry, "claim", &error).await,
+            }
+        }
+    }
+
+    /// +1 attempt, for as long as it takes.
+    pub(super) async fn count_attempt(&self, claim: &Claim) -> Attempt {
+        self.persist("count an attempt", &self.counts, COUNT, claim).await.answer
+    }
+
+    /// Moves the message to `inbox_messages`, for as long as it takes.
+    pub(super) async fn complete(&self, completion: &Completion) -> Recorded<Settled> {
+        self.persist("complete", &self.completions, COMPLETE, completion).await
+    }
+
+    /// Commits a dead letter, for as long as it takes.
+    pub(super) async fn dead_letter(&self, letter: &DeadLetter) -> Recorded<Settled> {
+        self.persist("dead-letter", &self.dead_letters, DEAD_LETTER, letter).await
+    }
+
+    /// Gives a claim up. One try: if it fails, the claim runs out by itself.
+    pub(super) async fn release(&self, lease: Lease, attempt_back: bool) {
+        let release = Release { claim: lease.claim().clone(), attempt_back };
+        if let Err(error) = self.releases.submit(release).await {
+            tracing::debug!(%error, "a claim was not released; it runs out by itself");
+        }
+    }
+
+    /// Tries to make a lease valid again that has no time left.
+    pub(super) async fn renew(&self, lease: &Lease) {
+        self.keeper.renew(self.store(), std::slice::from_ref(lease.claim())).await;
+    }
+
+    /// Exponential backoff; sample it with [`Hub::jitter`].
+    pub(super) fn backoff(settings: &RetrySettings) -> ExponentialBackoff {
+        ExponentialBuilder::new()
+            .with_min_delay(settings.initial)
+            .with_factor(settings.factor)
+            .with_max_delay(settings.cap)
+            .without_max_times()
+            .build()
+    }
+
+    /// Full jitter: anything between nothing and the bound.
+    pub(super) fn jitter(&self, bound: Duration) -> Duration {
+        self.rng(|random| random.random_range(Duration::ZERO..=bound))
+    }
+
+    /// Random bytes for an id made here.
+    pub(super) fn uuid(&self) -> uuid::Uuid {
+        uuid::Builder::from_random_bytes(self.rng(|random| random.random())).into_uuid()
+    }
+
+    fn token(&self) -> Token {
+        Token(self.uuid())
+    }
+
+    fn rng<T>(&self, draw: impl FnOnce(&mut SmallRng) -> T) -> T {
+        draw(&mut self.random.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    async fn persist<I: Clone + Send + 'static, O: Send + 'static>(
+        &self,
+        what: &'static str,
+        batcher: &Batcher<I, O>,
+        op: Op<I, O>,
+        member: &I,
+    ) -> Recorded<O> {
+        let mut retry = Retry::new();
+        let mut doubtful = false;
+        loop {
+            match self.call(batcher, op, member, retry.alone).await {
+                Ok(answer) => return Recorded { answer, doubtful },
+                Err(error) => {
+                    doubtful |= !error.locked;
+                    self.wait(&mut retry, what, &error).await;
+                }
+            }
+        }
+    }
+
+    async fn call<I: Clone + Send + 'static, O: Send + 'static>(
+        &self,
+        batcher: &Batcher<I, O>,
+        op: Op<I, O>,
+        member: &I,
+        alone: bool,
+    ) -> Result<O, StoreError> {
+        if !alone {
+            return batcher.submit(member.clone()).await;
+        }
+        let _permit = self.alone.acquire().await;
+        op(&self.context, std::slice::from_ref(member))
+            .await
+            .pop()
+            .unwrap_or_else(|| Err(StoreError::transient("the store gave no answer")))
+    }
+
+    async fn wait(&self, retry: &mut Retry, what: &'static str, error: &StoreError) {
+        retry.alone = error.locked;
+        if !error.locked {
+            self.trouble.tell(what, error);
+        }
+        let bound = retry.delays.next().unwrap_or(STORE_RETRY.cap);
+        tokio::time::sleep(self.jitter(bound).max(Duration::from_millis(5))).await;
+    }
+}
+
+struct Retry {
+    delays: ExponentialBackoff,
+    alone: bool,
+}
+
+impl Retry {
+    fn new() -> Self {
+        Self { delays: Hub::backoff(&STORE_RETRY), alone: false }
+    }
+}
+
+/// A database that is away fails every message: it is logged once in a while, not once each.
+#[derive(Default)]
+struct Trouble(Mutex<Option<(Instant, u64)>>);
+
+impl Trouble {
+    const EVERY: Duration = Duration::from_secs(5);
+
+    fn tell(&self, what: &str, error: &StoreError) {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        match &mut *last {
+            Some((told_at, untold)) if now < *told_at + Self::EVERY => *untold += 1,
+            _ => {
+                let untold = last.map_or(0, |(_, untold)| untold);
+                *last = Some((now, 0));
+                let cause = std::error::Error::source(error).map(ToString::to_string);
+                if error.is_transient() {
+                    tracing::warn!(what, %error, cause, untold, "the inbox cannot be written; trying again");
+                } else {
+                    tracing::error!(what, %error, cause, untold, "the inbox refuses a write; trying again");
+                }
+            }
+        }
+    }
+}
+
+fn batcher<I: Send + 'static, O: Send + 'static>(
+    context: &Arc<Context>,
+    call: StoreCall,
+    members_max: usize,
+    op: Op<I, O>,
+) -> Batcher<I, O>
+where
+    I: Sync,
+{
+    let context = context.clone();
+    Batcher::start(members_max, move |members: Vec<I>| {
+        let context = context.clone();
+        async move {
+            let started = Instant::now();
+            let answers = op(&context, &members).await;
+            let failed = answers.iter().filter(|answer| answer.is_err()).count();
+            let seconds = started.elapsed().as_secs_f64();
+            context.metrics.store_call(call, members.len(), seconds, failed);
+            answers
+        }
+    })
+}

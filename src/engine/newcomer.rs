@@ -1,0 +1,161 @@
+//! A newcomer's first queue may carry no ids at all: many client libraries set none.
+//!
+//! Until one delivery has carried an id, those without are held unsettled instead of becoming
+//! dead letters; when it is clear that none will come, the subscription pauses with an error that
+//! shows what one message did carry and which extractor would fit. Once an id was seen
+//! (remembered beside the inbox, so also after a restart), or where `on_missing_id` is set
+//! explicitly, the policy applies.
+//!
+//! Invariants: nothing that is held here is settled; what the broker took back is dropped.
+
+use std::time::Duration;
+
+use inboxd_contract::{Delivery, Envelope, Origin};
+
+use super::budget::{Budget, Permit};
+use super::settings::IdentitySettings;
+use super::subscription::Shared;
+
+/// With something held, this long without a further delivery means that no more comes.
+pub(super) const QUIET: Duration = Duration::from_secs(5);
+/// This many without an id, and none with one, are enough.
+const HELD_MAX: usize = 20;
+/// While paused, how often deliveries that the broker took back are let go.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+pub(super) struct Newcomer {
+    /// The policy applies: nothing is held any more.
+    settled: bool,
+    held: Vec<(Delivery, Permit)>,
+    held_max: usize,
+}
+
+impl Newcomer {
+    pub(super) fn new(settings: &IdentitySettings, unsettled_max: Option<usize>) -> Self {
+        Self {
+            settled: settings.on_missing_is_explicit,
+            held: Vec::new(),
+            held_max: unsettled_max.unwrap_or(HELD_MAX).clamp(1, HELD_MAX),
+        }
+    }
+
+    /// Reads whether an id was seen before. A database that is away is asked again.
+    pub(super) async fn learn(&mut self, shared: &Shared) {
+        while !self.settled {
+            match shared.hub.store().note(&note_key(shared)).await {
+                Ok(note) => {
+                    self.settled = note.is_some();
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the inbox cannot be read; trying again");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            }
+        }
+    }
+
+    pub(super) fn is_holding(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Holds a delivery without an id, or gives it back for the policy.
+    pub(super) fn hold(
+        &mut self,
+        delivery: Delivery,
+        permit: Permit,
+    ) -> Option<(Delivery, Permit)> {
+        if self.settled {
+            return Some((delivery, permit));
+        }
+        self.held.push((delivery, permit));
+        None
+    }
+
+    /// A delivery carried an id: from now on the policy applies, to what was held first.
+    pub(super) async fn an_id_was_seen(&mut self, shared: &Shared) -> Vec<(Delivery, Permit)> {
+        if self.settled {
+            return Vec::new();
+        }
+        self.settled = true;
+        if let Err(error) = shared.hub.store().note_once(&note_key(shared), "yes").await {
+            // Only a memory aid: the next delivery with an id after a restart writes it.
+            tracing::debug!(%error, "could not note that ids were seen");
+        }
+        std::mem::take(&mut self.held)
+    }
+
+    /// No id was seen and no more deliveries are to be waited for.
+    pub(super) fn must_pause(&mut self, budget: &Budget) -> bool {
+        self.held.retain(|(delivery, _)| delivery.fence.is_open());
+        self.is_holding() && (self.held.len() >= self.held_max || budget.is_full())
+    }
+
+    /// Says what was found and holds until the subscription ends. Settles nothing.
+    pub(super) async fn pause(&mut self, shared: &Shared) {
+        if let Some((delivery, _)) = self.held.first() {
+            let reason = explain(self.held.len(), &delivery.envelope);
+            tracing::error!(subscription = %shared.settings.name, reason, "paused");
+            shared.metrics.paused(true);
+            shared.health.set_paused(Some(reason));
+        }
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            self.held.retain(|(delivery, _)| delivery.fence.is_open());
+        }
+    }
+
+    /// Lets everything go.
+    pub(super) fn forget(&mut self) {
+        self.held.clear();
+    }
+}
+
+fn note_key(shared: &Shared) -> String {
+    format!("ids-seen:{}", shared.settings.consumer_id)
+}
+
+/// What one message carried, and which extractor would fit.
+fn explain(held: usize, envelope: &Envelope) -> String {
+    let headers: Vec<_> = envelope
+        .headers
+        .iter()
+        .take(20)
+        .map(|header| String::from_utf8_lossy(&header.name).into_owned())
+        .collect();
+    let fields = body_fields(envelope);
+    let mut fits = Vec::new();
+    let names_an_id = |name: &str| {
+        let name = name.to_ascii_lowercase().replace(['-', '_'], "");
+        name == "id" || name == "eventid" || name == "messageid" || name == "uuid"
+    };
+    fits.extend(headers.iter().filter(|name| names_an_id(name)).map(|n| format!("header:{n}")));
+    fits.extend(fields.iter().filter(|name| names_an_id(name)).map(|n| format!("json:/{n}")));
+    if matches!(envelope.origin, Origin::Kafka { .. }) {
+        fits.push("kafka-position".into());
+    }
+    fits.push("body-hash".into());
+    format!(
+        "{held} deliveries and none of them carries a message id, nothing was settled. One of them \
+         ({origin}) has no message-id property; headers: [{headers}]; body: {bytes} bytes, content \
+         type {content_type}, JSON fields: [{fields}]. Set message_id for this subscription, for \
+         instance to [{fits}], or on_missing_id = \"forward\" to go without deduplication, \
+         and restart",
+        origin = envelope.origin,
+        headers = headers.join(", "),
+        bytes = envelope.body.as_ref().map_or(0, bytes::Bytes::len),
+        content_type = envelope
+            .content_type
+            .as_deref()
+            .map_or("none".into(), |bytes| String::from_utf8_lossy(bytes).into_owned()),
+        fields = fields.join(", "),
+        fits = fits.iter().map(|fit| format!("\"{fit}\"")).collect::<Vec<_>>().join(", "),
+    )
+}
+
+fn body_fields(envelope: &Envelope) -> Vec<String> {
+    let body = envelope.body.as_deref().unwrap_or_default();
+    let parsed: Option<serde_json::Map<String, serde_json::Value>> =
+        serde_json::from_slice(body).ok();
+    parsed.unwrap_or_default().into_iter().take(20).map(|(name, _)| name).collect()
+}
