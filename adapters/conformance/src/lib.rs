@@ -8,6 +8,7 @@ pub mod forward;
 pub mod net;
 pub mod servers;
 pub mod source;
+pub mod store;
 mod wait;
 
 pub use wait::{ensure, eventually};
