@@ -145,7 +145,7 @@ pub(super) async fn next_batch_is_cancel_safe(harness: Arc<dyn SourceHarness>) {
         let mut turn = 0_u64;
         while came.len() < COUNT {
             turn += 1;
-            if expected.len() < COUNT && turn % 3 == 0 {
+            if expected.len() < COUNT && turn.is_multiple_of(3) {
                 expected.extend(bench.publish_many(&format!("p{turn}-"), 10).await);
             }
             // Dropped after one poll, or after a moment.

@@ -1,0 +1,3 @@
+//! The conformance suites on the adapters in memory.
+
+mod source;
