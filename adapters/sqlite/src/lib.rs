@@ -1,1 +1,185 @@
-//! SQLite inbox store.
+//! The SQLite inbox store: one file, one instance, nothing to set up.
+//!
+//! Invariants: a lock file proves that no other life uses the database, so claims of former
+//! lives are freed at start (their attempts stay). All writes go through one connection,
+//! each in a `BEGIN IMMEDIATE` transaction that is durable when it answers (WAL with
+//! `synchronous = FULL`). A batch is one JSON parameter of a statement whose text never
+//! changes. Times are SQLite's own clock.
+//!
+//! What it does not do: serve two instances (deduplication holds for this one only), or work
+//! on a network file system.
+
+mod batch;
+mod claims;
+mod config;
+mod connection;
+mod error;
+mod lock;
+mod look;
+mod migrate;
+mod notes;
+mod settle;
+mod sql;
+mod sweep;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::FutureExt;
+use inboxd_contract::{
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, ErrorClass, InboxKey,
+    InboxStore, Look, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits, SweepPolicy,
+    SweepReport, Token,
+};
+use sqlx::sqlite::SqlitePool;
+
+pub use config::SqliteConfig;
+
+use connection::{Writer, reader_pool};
+use lock::OwnerLock;
+use sql::Sql;
+
+/// SQLite takes rows of 1,000,000,000 bytes; what is left is for the row's other columns.
+const BODY_BYTES_MAX: u64 = 900_000_000;
+
+/// An inbox in a SQLite file.
+pub struct SqliteStore {
+    path: PathBuf,
+    sql: Arc<Sql>,
+    writer: Arc<Writer>,
+    readers: SqlitePool,
+    /// Held from open to close; `None` if the store is shared, and after close.
+    lock: Mutex<Option<OwnerLock>>,
+    /// Held while a sweep runs, so that a second one does nothing.
+    sweeping: tokio::sync::Mutex<()>,
+}
+
+impl std::fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SqliteStore").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl SqliteStore {
+    /// Locks the database, opens it (making it if needed), migrates it, and frees what former
+    /// lives held.
+    ///
+    /// # Errors
+    /// Permanent: unfit configuration, a database in use by another instance (named with its
+    /// process id), one that a newer binary has changed for good, a file system that cannot
+    /// hold it. Transient: a write lock that another program would not let go.
+    pub async fn open(config: SqliteConfig) -> Result<Self, StoreError> {
+        config.validate()?;
+        let exclusive = config.exclusive;
+        let checked = config.clone();
+        let (path, lock) = tokio::task::spawn_blocking(move || {
+            let path = checked.resolve()?;
+            let lock = exclusive.then(|| OwnerLock::take(&path)).transpose()?;
+            Ok::<_, StoreError>((path, lock))
+        })
+        .await
+        .map_err(|error| StoreError::new(ErrorClass::Bug, "locking the database", error))??;
+
+        let lock_wait = config.lease / 5;
+        let writer = Writer::new(&path, lock_wait);
+        migrate::migrate(&writer, &config.table_prefix).await?;
+        let store = Self {
+            sql: Arc::new(Sql::new(&config.table_prefix)),
+            readers: reader_pool(&path, lock_wait, config.readers_max),
+            writer,
+            path,
+            lock: Mutex::new(lock),
+            sweeping: tokio::sync::Mutex::new(()),
+        };
+        if exclusive {
+            store.free_former_lives().await?;
+        }
+        Ok(store)
+    }
+
+    /// The database's absolute path, links followed.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    async fn free_former_lives(&self) -> Result<(), StoreError> {
+        let sql = Arc::clone(&self.sql);
+        let freed = self
+            .writer
+            .transaction("freeing claims of former lives", move |connection| {
+                async move { sql.free_all.query().execute(connection).await }.boxed()
+            })
+            .await?
+            .rows_affected();
+        if freed > 0 {
+            tracing::info!(claims = freed, "freed claims that a former life left");
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl InboxStore for SqliteStore {
+    fn limits(&self) -> StoreLimits {
+        StoreLimits { body_bytes_max: BODY_BYTES_MAX }
+    }
+
+    fn describe(&self) -> String {
+        format!("SQLite at {}; deduplication holds for this instance only", self.path.display())
+    }
+
+    async fn claim(
+        &self,
+        owner: &OwnerId,
+        lease: Duration,
+        requests: &[ClaimRequest],
+    ) -> Vec<Result<ClaimAnswer, StoreError>> {
+        self.claim_batch(owner, lease, requests).await
+    }
+
+    async fn renew(&self, lease: Duration, claims: &[Claim]) -> Result<Vec<Token>, StoreError> {
+        self.renew_batch(lease, claims).await
+    }
+
+    async fn count_attempts(&self, claims: &[Claim]) -> Vec<Result<Attempt, StoreError>> {
+        self.count_batch(claims).await
+    }
+
+    async fn complete(&self, completions: &[Completion]) -> Vec<Result<Settled, StoreError>> {
+        self.complete_batch(completions).await
+    }
+
+    async fn dead_letter(&self, letters: &[DeadLetter]) -> Vec<Result<Settled, StoreError>> {
+        self.dead_letter_batch(letters).await
+    }
+
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Settled, StoreError>> {
+        self.release_batch(releases).await
+    }
+
+    async fn look(&self, keys: &[InboxKey]) -> Result<Vec<Look>, StoreError> {
+        self.look_batch(keys).await
+    }
+
+    async fn parked(&self, key: &InboxKey) -> Result<Vec<ParkedCopy>, StoreError> {
+        self.parked_copies(key).await
+    }
+
+    async fn sweep(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError> {
+        self.sweep_once(policy).await
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        self.writer.ping().await?;
+        self.look_batch(&[]).await.map(drop)
+    }
+
+    async fn close(&self) {
+        self.readers.close().await;
+        self.writer.close().await;
+        let lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(lock);
+    }
+}

@@ -1,0 +1,92 @@
+//! How many statements one message costs; docs/store-statements.md says the same.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use inboxd_contract::{ClaimAnswer, Completion, InboxStore, OwnerId, Settled};
+use inboxd_sqlite::{SqliteConfig, SqliteStore};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+use crate::lifecycle::{claim, request};
+
+/// Collects the first words of every statement that the database ran. The database lives in
+/// this process, and its driver tells of each statement once.
+#[derive(Clone, Default)]
+struct Statements(Arc<Mutex<Vec<String>>>);
+
+impl Statements {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().expect("not poisoned"))
+    }
+}
+
+struct Summary<'a>(&'a mut String);
+
+impl tracing::field::Visit for Summary<'_> {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "summary" {
+            *self.0 = format!("{value:?}");
+        }
+    }
+
+    fn record_str(&mut self, field: &tracing::field::Field, value: &str) {
+        if field.name() == "summary" {
+            *self.0 = value.to_owned();
+        }
+    }
+}
+
+impl<S: tracing::Subscriber> Layer<S> for Statements {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target() == "sqlx::query" {
+            let mut summary = String::new();
+            event.record(&mut Summary(&mut summary));
+            let words: Vec<&str> = summary.split_whitespace().take(2).collect();
+            self.0.lock().expect("not poisoned").push(words.join(" "));
+        }
+    }
+}
+
+/// Set for the child process, which runs this one test alone.
+const CHILD: &str = "INBOXD_TEST_SQLITE_STATEMENTS";
+
+/// The driver tells of statements from threads of its own, so that whoever listens hears all
+/// stores of the process: the count is taken in a process with one.
+#[test]
+fn one_message_costs_one_claim_and_one_completion() {
+    if std::env::var_os(CHILD).is_some() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        return runtime.expect("a runtime").block_on(count_statements());
+    }
+    let name = "statements::one_message_costs_one_claim_and_one_completion";
+    let output = std::process::Command::new(std::env::current_exe().expect("this test's binary"))
+        .args(["--exact", name, "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .expect("started");
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+async fn count_statements() {
+    let statements = Statements::default();
+    tracing_subscriber::registry().with(statements.clone()).init();
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let config = SqliteConfig::new(directory.path().join("inbox.db"));
+    let store = SqliteStore::open(config).await.expect("opened");
+    let owner = OwnerId(Arc::from("owner"));
+    let lease = Duration::from_secs(15);
+    let held = claim("m");
+    statements.take();
+
+    let answer = store.claim(&owner, lease, &[request(&held)]).await.remove(0).expect("answered");
+    assert_eq!(answer, ClaimAnswer::Fresh { attempts: 1 });
+    assert_eq!(statements.take(), ["BEGIN IMMEDIATE", "INSERT INTO", "SELECT j.key,", "COMMIT"]);
+
+    let completion = Completion { claim: held, record: Default::default(), supersedes_dead: false };
+    let settled = store.complete(&[completion]).await.remove(0).expect("answered");
+    assert_eq!(settled, Settled::Done);
+    assert_eq!(statements.take(), ["BEGIN IMMEDIATE", "DELETE FROM", "INSERT INTO", "COMMIT"]);
+    store.close().await;
+}
