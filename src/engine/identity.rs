@@ -176,3 +176,6 @@ fn audit_text(bytes: Option<&[u8]>) -> Option<String> {
     let text = std::str::from_utf8(bytes?).ok()?;
     (text.len() <= AUDIT_TEXT_BYTES_MAX && !text.contains('\0')).then(|| text.to_owned())
 }
+
+#[cfg(test)]
+mod tests;

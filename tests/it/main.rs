@@ -1,0 +1,5 @@
+//! End to end: the real binary, real brokers and databases, a stub application.
+
+mod support;
+
+mod matrix;

@@ -1,0 +1,168 @@
+//! The sidecar as a process of its own.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use inboxd_conformance::net::ReservedPort;
+use inboxd_conformance::{ensure, eventually};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+
+use super::PATIENCE;
+
+/// A running (or ended) `inboxd run`. Dropped: killed.
+pub struct Sidecar {
+    child: Child,
+    dir: TempDir,
+    admin: ReservedPort,
+    lives: usize,
+    client: reqwest::Client,
+    environment: Vec<(String, String)>,
+}
+
+impl Sidecar {
+    /// Starts with this configuration, to which an `[admin]` table is added.
+    pub fn start(config: &str) -> Self {
+        Self::start_with(config, &[])
+    }
+
+    /// As [`Sidecar::start`], with variables in its environment.
+    pub fn start_with(config: &str, environment: &[(&str, &str)]) -> Self {
+        inboxd_http::install_crypto_provider();
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let admin = ReservedPort::new().expect("a free port");
+        let admin_table = format!("\n[admin]\nlisten = \"{}\"\n", admin.addr());
+        std::fs::write(dir.path().join("inboxd.toml"), format!("{config}{admin_table}"))
+            .expect("the configuration is written");
+        let environment: Vec<_> =
+            environment.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let child = spawn(&dir, 0, &environment);
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .timeout(Duration::from_secs(5))
+            .build()
+            .expect("an HTTP client");
+        Self { child, dir, admin, lives: 1, client, environment }
+    }
+
+    /// Starts again with the same configuration after it has ended.
+    pub fn start_again(&mut self) {
+        self.child = spawn(&self.dir, self.lives, &self.environment);
+        self.lives += 1;
+    }
+
+    /// Where its admin API listens.
+    pub fn admin(&self) -> SocketAddr {
+        self.admin.addr()
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> Pid {
+        let id = self.child.id().expect("the sidecar was not waited for");
+        Pid::from_raw(i32::try_from(id).expect("a process id"))
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).expect("the sidecar's process exists");
+    }
+
+    /// SIGKILL, and waits until it is gone.
+    pub async fn kill(&mut self) {
+        self.child.kill().await.expect("the sidecar's process exists");
+    }
+
+    /// SIGTERM, and waits until it has ended.
+    pub async fn stop(&mut self) -> ExitStatus {
+        self.signal(Signal::SIGTERM);
+        self.ended().await
+    }
+
+    /// Waits until it has ended by itself.
+    pub async fn ended(&mut self) -> ExitStatus {
+        match tokio::time::timeout(PATIENCE, self.child.wait()).await {
+            Ok(status) => status.expect("the sidecar's process exists"),
+            Err(_) => panic!("the sidecar did not end; its log:\n{}", self.log()),
+        }
+    }
+
+    /// True while the process runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("the sidecar's process exists").is_none()
+    }
+
+    /// Status and body of a path of the admin API; `None` while nobody listens.
+    pub async fn get(&self, path: &str) -> Option<(u16, String)> {
+        let url = format!("http://{}{path}", self.admin());
+        let response = self.client.get(url).send().await.ok()?;
+        let status = response.status().as_u16();
+        Some((status, response.text().await.ok()?))
+    }
+
+    /// Waits until `/readyz` says yes.
+    pub async fn ready(&self) {
+        self.readiness(200, "").await;
+    }
+
+    /// Waits until `/readyz` answers this status with a body that contains this text.
+    pub async fn readiness(&self, status: u16, text: &str) {
+        eventually(PATIENCE, async || match self.get("/readyz").await {
+            Some((found, body)) => ensure(
+                found == status && body.contains(text),
+                format!("{found} {body}; log:\n{}", self.log()),
+            ),
+            None => Err(format!("nobody listens; log:\n{}", self.log())),
+        })
+        .await;
+    }
+
+    /// The sum of all series of a metric whose labels contain each of `labels` (`name="value"`).
+    pub async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let Some((200, text)) = self.get("/metrics").await else { return 0.0 };
+        text.lines()
+            .filter(|line| {
+                line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']))
+                    && labels.iter().all(|label| line.contains(label))
+            })
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum()
+    }
+
+    /// Deliveries of the subscription `orders` that came to this outcome.
+    pub async fn outcomes(&self, outcome: &str) -> u64 {
+        let label = format!("outcome=\"{outcome}\"");
+        self.metric("inboxd_deliveries_total", &["subscription=\"orders\"", &label]).await as u64
+    }
+
+    /// Everything it has written, all lives.
+    pub fn log(&self) -> String {
+        (0..self.lives)
+            .map(|life| {
+                let path = self.dir.path().join(format!("log.{life}"));
+                std::fs::read_to_string(path).unwrap_or_default()
+            })
+            .collect::<Vec<_>>()
+            .join("\n---- started again ----\n")
+    }
+}
+
+fn spawn(dir: &TempDir, life: usize, environment: &[(String, String)]) -> Child {
+    let log = File::create(dir.path().join(format!("log.{life}"))).expect("a log file");
+    let errors = log.try_clone().expect("a log file");
+    Command::new(env!("CARGO_BIN_EXE_inboxd"))
+        .arg("run")
+        .arg("--config")
+        .arg(dir.path().join("inboxd.toml"))
+        .current_dir(dir.path())
+        .envs(environment.iter().map(|(name, value)| (name, value)))
+        .stdin(Stdio::null())
+        .stdout(log)
+        .stderr(errors)
+        .kill_on_drop(true)
+        .spawn()
+        .expect("the sidecar starts")
+}
