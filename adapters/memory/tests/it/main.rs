@@ -1,3 +1,4 @@
 //! The conformance suites on the adapters in memory.
 
 mod source;
+mod store;

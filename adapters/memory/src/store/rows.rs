@@ -1,0 +1,334 @@
+//! The three tables and the rules of claiming, one step at a time.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use inboxd_contract::{
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadRow, Envelope,
+    Fingerprint, Hold, InboxKey, Look, MESSAGE_ID_BYTES_MAX, OwnerId, ParkedCopy, Release, Settled,
+    StoreError, SweepPolicy, SweepReport, Token,
+};
+use tokio::time::Instant;
+
+/// The longest text of a record, as the columns of the databases have it.
+const RECORD_BYTES_MAX: usize = 256;
+
+/// A duration on the database's clock.
+pub(super) fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX / 4)
+}
+
+#[derive(Debug)]
+pub(super) struct ClaimRow {
+    /// Whose it was last; only for people who look.
+    pub(super) owner: OwnerId,
+    /// `None`: released.
+    pub(super) token: Option<Token>,
+    pub(super) attempts: u32,
+    pub(super) expires_at: i64,
+}
+
+#[derive(Debug)]
+pub(super) struct MessageRow {
+    pub(super) fingerprint: Option<Fingerprint>,
+    pub(super) processed_at: i64,
+}
+
+#[derive(Debug)]
+pub(super) struct ParkedRow {
+    pub(super) key: InboxKey,
+    pub(super) position: Option<String>,
+    pub(super) copy: ParkedCopy,
+    pub(super) parked_at: i64,
+    pub(super) discarded: bool,
+}
+
+/// Everything that is stored, and the locks that others hold on it.
+#[derive(Debug)]
+pub(super) struct Rows {
+    started: Instant,
+    /// Microseconds since `started`: the database's clock, read once per step.
+    pub(super) now: i64,
+    pub(super) claims: BTreeMap<InboxKey, ClaimRow>,
+    pub(super) messages: BTreeMap<InboxKey, MessageRow>,
+    /// In the order of parking.
+    pub(super) parked: Vec<ParkedRow>,
+    pub(super) notes: HashMap<String, String>,
+    pub(super) locked_claims: BTreeSet<InboxKey>,
+    pub(super) open_messages: BTreeSet<InboxKey>,
+    pub(super) sweep_locked: bool,
+}
+
+impl Rows {
+    pub(super) fn new() -> Self {
+        Self {
+            started: Instant::now(),
+            now: 0,
+            claims: BTreeMap::new(),
+            messages: BTreeMap::new(),
+            parked: Vec::new(),
+            notes: HashMap::new(),
+            locked_claims: BTreeSet::new(),
+            open_messages: BTreeSet::new(),
+            sweep_locked: false,
+        }
+    }
+
+    pub(super) fn read_clock(&mut self) {
+        self.now = micros(self.started.elapsed());
+    }
+
+    pub(super) fn insert_message(
+        &mut self,
+        key: &InboxKey,
+        fingerprint: Option<Fingerprint>,
+    ) -> bool {
+        if self.messages.contains_key(key) {
+            return false;
+        }
+        let row = MessageRow { fingerprint, processed_at: self.now };
+        self.messages.insert(key.clone(), row);
+        true
+    }
+
+    /// What a database would refuse, and a lock that somebody else holds.
+    fn admit(&self, key: &InboxKey) -> Result<(), StoreError> {
+        let bytes = key.message_id.as_str().len();
+        if bytes > MESSAGE_ID_BYTES_MAX {
+            return Err(StoreError::permanent(format!(
+                "a message id has {bytes} bytes, and at most {MESSAGE_ID_BYTES_MAX} fit"
+            )));
+        }
+        if self.locked_claims.contains(key) {
+            return Err(StoreError::locked(format!("the claim of {} is locked", key.message_id)));
+        }
+        Ok(())
+    }
+
+    pub(super) fn claim(
+        &mut self,
+        owner: &OwnerId,
+        lease: Duration,
+        requests: &[ClaimRequest],
+    ) -> Vec<Result<ClaimAnswer, StoreError>> {
+        let mut seen = BTreeSet::new();
+        let mut answers = Vec::with_capacity(requests.len());
+        for request in requests {
+            answers.push(if seen.insert(&request.claim.key) {
+                self.claim_one(owner, lease, request)
+            } else {
+                Ok(ClaimAnswer::Busy { wait: lease })
+            });
+        }
+        answers
+    }
+
+    fn claim_one(
+        &mut self,
+        owner: &OwnerId,
+        lease: Duration,
+        request: &ClaimRequest,
+    ) -> Result<ClaimAnswer, StoreError> {
+        let Claim { key, token } = &request.claim;
+        self.admit(key)?;
+        let hold = self.take(owner, lease, &request.claim);
+        let look = self.look(key);
+        let answer = ClaimAnswer::resolve(request, hold, &look);
+        if !answer.is_held() && self.holds(key, *token) {
+            self.claims.remove(key);
+        }
+        Ok(answer)
+    }
+
+    fn take(&mut self, owner: &OwnerId, lease: Duration, claim: &Claim) -> Hold {
+        let now = self.now;
+        let expires_at = now + micros(lease);
+        let row = self.claims.entry(claim.key.clone()).or_insert_with(|| ClaimRow {
+            owner: owner.clone(),
+            token: None,
+            attempts: 0,
+            expires_at: now,
+        });
+        let own = row.token == Some(claim.token);
+        if !own && row.token.is_some() && row.expires_at > now {
+            let left = u64::try_from(row.expires_at - now).unwrap_or(0);
+            return Hold::Other { expires_in: Duration::from_micros(left) };
+        }
+        if !own {
+            row.attempts += 1;
+        }
+        row.owner = owner.clone();
+        row.token = Some(claim.token);
+        row.expires_at = expires_at;
+        Hold::Held { attempts: row.attempts }
+    }
+
+    fn holds(&self, key: &InboxKey, token: Token) -> bool {
+        self.claims.get(key).is_some_and(|row| row.token == Some(token))
+    }
+
+    pub(super) fn renew(&mut self, lease: Duration, claims: &[Claim]) -> Vec<Token> {
+        let expires_at = self.now + micros(lease);
+        let mut renewed = Vec::new();
+        for claim in claims {
+            if self.locked_claims.contains(&claim.key) {
+                continue;
+            }
+            if let Some(row) = self.claims.get_mut(&claim.key)
+                && row.token == Some(claim.token)
+            {
+                row.expires_at = expires_at;
+                renewed.push(claim.token);
+            }
+        }
+        renewed
+    }
+
+    pub(super) fn count(&mut self, claim: &Claim) -> Result<Attempt, StoreError> {
+        self.admit(&claim.key)?;
+        match self.claims.get_mut(&claim.key) {
+            Some(row) if row.token == Some(claim.token) => {
+                row.attempts += 1;
+                Ok(Attempt::Counted(row.attempts))
+            }
+            _ => Ok(Attempt::Lost(self.look(&claim.key))),
+        }
+    }
+
+    pub(super) fn complete(&mut self, completion: &Completion) -> Result<Settled, StoreError> {
+        let Completion { claim, record, supersedes_dead } = completion;
+        self.admit(&claim.key)?;
+        for text in [&record.producer, &record.message_type] {
+            if text.as_ref().is_some_and(|text| text.len() > RECORD_BYTES_MAX) {
+                return Err(StoreError::permanent(format!(
+                    "a record's text has more than {RECORD_BYTES_MAX} bytes"
+                )));
+            }
+        }
+        if !self.holds(&claim.key, claim.token) {
+            return Ok(Settled::Lost(self.look(&claim.key)));
+        }
+        if self.open_messages.contains(&claim.key) {
+            return Err(StoreError::locked("the message's row is not committed yet"));
+        }
+        self.claims.remove(&claim.key);
+        if *supersedes_dead {
+            self.parked.retain(|row| {
+                let fingerprint = row.copy.fingerprint.as_ref();
+                row.key != claim.key
+                    || Fingerprint::conflict(fingerprint, record.fingerprint.as_ref())
+            });
+        }
+        if self.insert_message(&claim.key, record.fingerprint.clone()) {
+            return Ok(Settled::Done);
+        }
+        Ok(self.already_processed(&claim.key))
+    }
+
+    fn already_processed(&self, key: &InboxKey) -> Settled {
+        let fingerprint = self.messages.get(key).and_then(|row| row.fingerprint.clone());
+        Settled::AlreadyProcessed { fingerprint }
+    }
+
+    pub(super) fn dead_letter(&mut self, letter: &DeadLetter) -> Result<Settled, StoreError> {
+        if letter.token.is_some() || letter.key.message_id.as_str().len() > MESSAGE_ID_BYTES_MAX {
+            self.admit(&letter.key)?;
+        }
+        if let Some(token) = letter.token {
+            if !self.holds(&letter.key, token) {
+                return Ok(Settled::Lost(self.look(&letter.key)));
+            }
+            self.claims.remove(&letter.key);
+            if self.messages.contains_key(&letter.key) {
+                return Ok(self.already_processed(&letter.key));
+            }
+        }
+        self.park(letter);
+        Ok(Settled::Done)
+    }
+
+    fn park(&mut self, letter: &DeadLetter) {
+        let mut envelope = Envelope::clone(&letter.envelope);
+        if !letter.body_kept {
+            envelope.body = None;
+        }
+        let row = ParkedRow {
+            key: letter.key.clone(),
+            position: letter.envelope.origin.position(),
+            copy: ParkedCopy {
+                subscription: letter.subscription.to_string(),
+                envelope,
+                fingerprint: letter.fingerprint.clone(),
+                lane: letter.lane.clone(),
+                attempts: letter.attempts,
+                last_status: letter.last_status,
+                last_error: letter.last_error.clone(),
+                reason: letter.reason,
+            },
+            parked_at: self.now,
+            discarded: false,
+        };
+        let same = |other: &&mut ParkedRow| {
+            other.key == letter.key && other.copy.fingerprint == letter.fingerprint
+        };
+        match self.parked.iter_mut().find(same) {
+            Some(existing) => *existing = row,
+            None => self.parked.push(row),
+        }
+    }
+
+    pub(super) fn release(&mut self, release: &Release) -> Result<Settled, StoreError> {
+        let Claim { key, token } = &release.claim;
+        self.admit(key)?;
+        let now = self.now;
+        match self.claims.get_mut(key) {
+            Some(row) if row.token == Some(*token) => {
+                row.token = None;
+                row.expires_at = now;
+                row.attempts = row.attempts.saturating_sub(u32::from(release.attempt_back));
+                Ok(Settled::Done)
+            }
+            _ => Ok(Settled::Lost(self.look(key))),
+        }
+    }
+
+    pub(super) fn look(&self, key: &InboxKey) -> Look {
+        Look {
+            processed: self.messages.get(key).map(|row| row.fingerprint.clone()),
+            dead: self
+                .parked
+                .iter()
+                .filter(|row| row.key == *key)
+                .map(|row| DeadRow {
+                    fingerprint: row.copy.fingerprint.clone(),
+                    position: row.position.clone(),
+                    discarded: row.discarded,
+                })
+                .collect(),
+        }
+    }
+
+    pub(super) fn parked(&self, key: &InboxKey) -> Vec<ParkedCopy> {
+        self.parked.iter().filter(|row| row.key == *key).map(|row| row.copy.clone()).collect()
+    }
+
+    pub(super) fn sweep(&mut self, policy: &SweepPolicy) -> SweepReport {
+        if self.sweep_locked {
+            return SweepReport::default();
+        }
+        let before = |age: Duration| self.now - micros(age);
+        let (messages, dead, claims) =
+            (before(policy.retention), before(policy.dead_retention), before(policy.idle_claims));
+        let counts = (self.messages.len(), self.parked.len(), self.claims.len());
+        self.messages.retain(|_, row| row.processed_at >= messages);
+        self.parked.retain(|row| row.parked_at >= dead);
+        self.claims.retain(|_, row| row.expires_at >= claims);
+        let gone = |before: usize, after: usize| (before - after) as u64;
+        SweepReport {
+            ran: true,
+            messages: gone(counts.0, self.messages.len()),
+            dead: gone(counts.1, self.parked.len()),
+            claims: gone(counts.2, self.claims.len()),
+        }
+    }
+}
