@@ -186,6 +186,13 @@ port_answers() {
   (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null
 }
 
+reserved_ports() {
+  local file
+  for file in "$registry"/*/ports; do
+    [[ ! -f $file ]] || tr '\n' ' ' <"$file"
+  done
+}
+
 # Takes COUNT free ports for an instance and reserves them for as long as its
 # directory exists. They lie below the range from which outgoing connections
 # take theirs, so that a killed server finds its port free again.
@@ -195,7 +202,7 @@ take_ports() {
   (
     flock 8
     forget_stale_entries
-    taken=" $(cat "$registry"/*/ports 2>/dev/null | tr '\n' ' ') "
+    taken=" $(reserved_ports) "
     while [[ ${#ports[@]} -lt $count ]]; do
       port=$((20000 + RANDOM % 12000))
       [[ $taken != *" $port "* ]] || continue

@@ -231,6 +231,30 @@ compose_answers() {
   [[ -n $(compose ps -q --status running "$1" 2>/dev/null) ]]
 }
 
+compose_control() {
+  local kind=$1
+  shift
+  case $kind in
+    rabbitmq) compose exec -T rabbitmq rabbitmqctl -q "$@" ;;
+    kafka) kcat -b "$(compose_url kafka)" "$@" ;;
+    postgres) compose exec -T postgres psql -qXAt -U postgres -d inboxd "$@" ;;
+    mariadb) compose exec -T mariadb mariadb -u root -D inboxd "$@" ;;
+  esac
+}
+
+# The server's own tool, on the shared server.
+shared_control() {
+  local kind=$1 way=none
+  shift
+  [[ ! -f $state_dir/$kind.way ]] || way=$(<"$state_dir/$kind.way")
+  case $way in
+    local) "${kind}_control" "$state_dir/$kind" "$@" ;;
+    compose) compose_control "$kind" "$@" ;;
+    named) die "the shared $kind is named by $(url_variable "$kind"); its tools are not ours to call." ;;
+    none) die "the shared $kind is not up. Run: scripts/services up" ;;
+  esac
+}
+
 # --- status and end -----------------------------------------------------------
 
 shared_status() {
