@@ -20,9 +20,10 @@ pub async fn connect(path: &Path) -> SqliteConnection {
     SqliteConnection::connect_with(&options).await.expect("the test opens the database")
 }
 
-/// A configuration that lets several instances share a file.
+/// A configuration that lets several instances share a file. Its lease bounds the waits for
+/// locks, so a short one keeps the suite short; claims have the lease that the suite asks for.
 pub fn shared(path: &Path) -> SqliteConfig {
-    SqliteConfig { exclusive: false, ..SqliteConfig::new(path) }
+    SqliteConfig { exclusive: false, lease: Duration::from_secs(2), ..SqliteConfig::new(path) }
 }
 
 /// One database file and its directory.
@@ -131,7 +132,8 @@ impl StoreHarness for SqliteHarness {
         let (table, column) = table(&row);
         let age = age.as_millis();
         let sql = format!("UPDATE {table} SET {column} = {NOW} - {age} WHERE {KEY}");
-        assert!(self.with_key(sql, key_of(&row)).await > 0, "no row of {table} to back-date");
+        // No row is no fault: a claim that was cut may never have happened.
+        self.with_key(sql, key_of(&row)).await;
     }
 
     async fn rows(&self, row: Row<'_>) -> u64 {
