@@ -85,6 +85,25 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// The response table of the HTTP contract: what a status means where nothing else
+    /// overrides it. `after` goes with verdicts to try again, `detail` with those and refusals.
+    ///
+    /// 407 comes from a proxy on the way and says nothing of the message: it counts as an
+    /// endpoint's fault. What is no final status of HTTP (1xx, 600 and above) is the server's.
+    pub fn of_status(status: u16, after: Option<Duration>, detail: String) -> Self {
+        let reason = match status {
+            200..=299 => return Self::Accepted { status },
+            300..=399 | 401 | 403 | 404 | 405 | 407 => RetryReason::Endpoint,
+            408 | 425 => RetryReason::ServerError,
+            409 => RetryReason::Busy,
+            410 => RetryReason::Gone,
+            429 | 503 => RetryReason::Overloaded,
+            400..=499 => return Self::Refused { status, detail },
+            _ => RetryReason::ServerError,
+        };
+        Self::Retry { reason, status: Some(status), after, detail }
+    }
+
     /// The metric label.
     pub fn as_str(&self) -> &'static str {
         match self {
