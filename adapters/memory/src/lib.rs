@@ -1,8 +1,10 @@
 //! In-memory source, store and forwarder, driven by a fault plan.
 
+mod forward;
 mod source;
 mod store;
 
+pub use forward::{MemoryForwarder, MemoryPost, Reply};
 pub use source::{MemoryBroker, MemoryBrokerOptions, MemoryKind, MemorySource};
 pub use store::{
     FaultPoint, MemoryDatabase, MemoryLock, MemoryStore, MemoryTable, NoFaults, ScriptedFaults,

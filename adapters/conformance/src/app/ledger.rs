@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 /// Bodies up to this length are kept, of longer ones only hash and length.
-const BODY_KEPT_MAX: usize = 64 * 1024;
+const BODY_KEPT_MAX: usize = 1024 * 1024;
 
 /// One POST.
 #[derive(Debug, Clone)]
@@ -40,7 +40,7 @@ pub struct Post {
     pub attempt: u32,
     /// Headers as they came, names in lower case; the values of one name in order.
     pub headers: Vec<(String, Bytes)>,
-    /// The body, where it is at most 64 KiB and was received whole.
+    /// The body, where it is at most 1 MiB and was received whole.
     pub body: Option<Bytes>,
     /// The body's length in bytes; 0 until it was received whole.
     pub body_len: usize,

@@ -90,7 +90,7 @@ pub(super) fn put_cloud_event(headers: &mut HeaderMap, budget: &mut Budget, enve
     });
     let attributes = cloud_event_attributes(envelope);
     let has = |wanted: &&str| attributes.iter().any(|(name, ..)| name == *wanted);
-    if structured || !CLOUD_EVENT_REQUIRED.iter().all(|wanted| has(wanted)) {
+    if structured || !CLOUD_EVENT_REQUIRED.iter().all(has) {
         return;
     }
     for (attribute, header, value) in attributes {
