@@ -272,6 +272,13 @@ impl Hub {
     }
 }
 
+/// The renewals end with the hub, closed or not.
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
 struct Retry {
     delays: ExponentialBackoff,
     alone: bool,

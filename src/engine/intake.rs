@@ -83,18 +83,20 @@ impl Intake {
                 self.newcomer.pause(&self.shared).await;
             }
             let room = self.shared.budget.room().await;
-            let next = self.source.next_batch(room);
-            let batch = if self.newcomer.is_holding() {
-                match tokio::time::timeout(newcomer::QUIET, next).await {
-                    Ok(batch) => batch?,
-                    Err(_) => {
-                        self.newcomer.pause(&self.shared).await;
-                        continue;
-                    }
-                }
-            } else {
-                next.await?
+            let patience = match self.newcomer.is_holding() {
+                true => newcomer::QUIET,
+                false => Duration::MAX,
             };
+            let next = tokio::time::timeout(patience, self.source.next_batch(room));
+            let batch = tokio::select! {
+                batch = next => batch,
+                _ = gone.wait_for(|gone| *gone) => continue,
+            };
+            let Ok(batch) = batch else {
+                self.newcomer.pause(&self.shared).await;
+                continue;
+            };
+            let batch = batch?;
             for delivery in batch {
                 self.accept(delivery).await;
             }

@@ -314,7 +314,6 @@ impl<'a> Journey<'a> {
                 Verdict::Park { .. } => (RetryReason::Busy, None),
                 Verdict::Retry { reason, after, .. } => (reason, after),
             };
-            self.shared.endpoint_gone(reason == RetryReason::Gone);
             if self.shared.draining.is_cancelled() {
                 // The application was told to stop together with us: no attempt was made.
                 return Tried::GiveUp { attempt_back: reason == RetryReason::Unreachable };
@@ -369,6 +368,8 @@ impl<'a> Journey<'a> {
         let verdict = self.shared.forwarder.forward(request).await;
         self.shared.metrics.attempt_seconds(started.elapsed().as_secs_f64());
         self.shared.metrics.verdict(verdict.as_str());
+        let gone = matches!(verdict, Verdict::Retry { reason: RetryReason::Gone, .. });
+        self.shared.endpoint_gone(gone);
         if let Verdict::Retry { reason, status, detail, .. } = &verdict {
             self.shared.metrics.retry(*reason);
             tracing::debug!(key = ?self.item.key, attempt, ?reason, status, detail, "to be tried again");

@@ -196,6 +196,18 @@ impl Subscription {
     }
 }
 
+/// Dropped without a drain, everything is cut: nothing is acked, claims run out by themselves.
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.shared.cut.cancel();
+        self.watcher.abort();
+        let intake = self.intake.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(intake) = intake {
+            intake.abort();
+        }
+    }
+}
+
 async fn watch_status(
     mut status: watch::Receiver<SourceStatus>,
     metrics: SubscriptionMetrics,

@@ -1,0 +1,182 @@
+//! Identity as the engine acts on it: conflicts, missing ids, bodies that are too large.
+
+use std::time::Duration;
+
+use inboxd::engine::{OnIdConflict, OnMissingId};
+use inboxd_contract::{ConsumerId, InboxStore as _, Outcome};
+use inboxd_memory::{MemoryBrokerOptions, MemoryStore, MemoryTable};
+
+use super::world::*;
+
+/// N6: the same id with another body is kept as a dead letter, processed or in flight.
+#[tokio::test(start_paused = true)]
+async fn the_same_id_with_another_body_is_an_id_conflict() {
+    let world = World::log(Application::accepting());
+    let instance = world.start();
+    world.broker.publish(0, with_body("m1", b"one"));
+    world.broker.publish(1, with_body("m1", b"two"));
+    world.drained().await;
+    world.broker.publish(0, with_body("m1", b"three"));
+    world.broker.publish(0, with_body("m1", b"one"));
+    world.drained().await;
+    assert_eq!(world.application.calls_of("m1"), 1);
+    assert_eq!(instance.outcomes(Outcome::IdConflict), 2);
+    assert_eq!(world.database.rows_of(MemoryTable::Parked, &key("m1")), 2);
+    let store = MemoryStore::new(world.database.clone());
+    let bodies: Vec<_> = store
+        .parked(&key("m1"))
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|copy| copy.envelope.body)
+        .collect();
+    assert!(bodies.contains(&Some("three".into())), "{bodies:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_conflict_may_be_taken_for_a_duplicate_and_is_counted_all_the_same() {
+    let world = World::log(Application::accepting());
+    let mut lenient = settings();
+    lenient.identity.on_conflict = OnIdConflict::Duplicate;
+    let instance = world.start_with(lenient);
+    world.broker.publish(0, with_body("m1", b"one"));
+    world.drained().await;
+    world.broker.publish(0, with_body("m1", b"two"));
+    world.drained().await;
+    assert_eq!(instance.outcomes(Outcome::Duplicate), 1);
+    assert!(world.database.dead().is_empty());
+    assert!(instance.metrics.encode().contains("id_conflicts_total{subscription=\"orders\"} 1"));
+}
+
+/// Rule 3: a copy of a dead letter from the same position is acked; published again, it is
+/// forwarded once more, and accepted, the dead letter goes.
+#[tokio::test(start_paused = true)]
+async fn a_dead_letter_that_is_published_again_gets_another_chance() {
+    let healed = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let state = healed.clone();
+    let world = World::log(Application::new(move |_, _| {
+        match state.load(std::sync::atomic::Ordering::SeqCst) {
+            true => (Duration::from_millis(1), accepted()),
+            false => (Duration::from_millis(1), refused()),
+        }
+    }));
+    let instance = world.start();
+    world.publish(["m1"]);
+    world.drained().await;
+    assert_eq!(world.database.dead(), [key("m1")]);
+    world.publish(["m1"]);
+    world.drained().await;
+    assert_eq!(world.application.calls_of("m1"), 2);
+    assert_eq!(world.database.rows_of(MemoryTable::Parked, &key("m1")), 1);
+    healed.store(true, std::sync::atomic::Ordering::SeqCst);
+    world.publish(["m1"]);
+    world.drained().await;
+    assert!(world.database.dead().is_empty());
+    assert_eq!(world.database.rows_of(MemoryTable::Messages, &key("m1")), 1);
+    assert_eq!(instance.outcomes(Outcome::DeadLettered), 2);
+}
+
+/// N8: two consumer ids get the same message id; both forward it.
+#[tokio::test(start_paused = true)]
+async fn consumer_ids_do_not_suppress_one_another() {
+    let world = World::log(Application::accepting());
+    let _billing = world.start();
+    let other = World {
+        broker: inboxd_memory::MemoryBroker::new(MemoryBrokerOptions::log("orders", 1)),
+        database: world.database.clone(),
+        application: Application::accepting(),
+    };
+    let mut shipping = settings();
+    shipping.consumer_id = ConsumerId::new("Billing").unwrap();
+    let _shipping = other.start_with(shipping);
+    world.publish(["m1"]);
+    other.publish(["m1"]);
+    world.drained().await;
+    other.drained().await;
+    assert_eq!(world.application.calls_of("m1"), 1);
+    assert_eq!(other.application.calls_of("m1"), 1);
+}
+
+/// N3, N4: after one id was seen the policy for missing ids applies.
+#[tokio::test(start_paused = true)]
+async fn a_message_without_an_id_among_others_is_kept_as_a_dead_letter() {
+    let world = World::log(Application::accepting());
+    let instance = world.start();
+    world.publish(["m1"]);
+    world.broker.publish(0, bare(b"none"));
+    world.broker.publish(0, with_body(" ", b"blank"));
+    world.broker.publish(0, with_body("", b"empty"));
+    world.publish(["m2"]);
+    world.drained().await;
+    assert_eq!(instance.outcomes(Outcome::Processed), 2);
+    assert_eq!(instance.outcomes(Outcome::DeadLettered), 3);
+    assert_eq!(world.database.dead().len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_without_an_id_may_be_forwarded_each_on_its_own() {
+    let world = World::queue(Application::accepting());
+    let mut lenient = settings();
+    lenient.identity.on_missing = OnMissingId::Forward;
+    lenient.identity.on_missing_is_explicit = true;
+    let instance = world.start_with(lenient);
+    world.broker.publish(0, bare(b"same"));
+    world.broker.publish(0, bare(b"same"));
+    world.drained().await;
+    assert_eq!(instance.outcomes(Outcome::Unidentified), 2);
+    assert_eq!(world.application.calls().len(), 2);
+}
+
+/// The newcomer's pause: nothing is settled, and the reason says what one message carried.
+#[tokio::test(start_paused = true)]
+async fn a_queue_without_any_ids_pauses_the_subscription_and_settles_nothing() {
+    for published in [1, 20, 100] {
+        let world = World::queue(Application::accepting());
+        let instance = world.start();
+        for number in 0..published {
+            world.broker.publish(0, bare(format!("{{\"event_id\": {number}}}").as_bytes()));
+        }
+        instance.paused().await;
+        let reason = &instance.health.readiness().dependencies["subscription:orders"].reason;
+        assert!(reason.contains("json:/event_id"), "{reason}");
+        assert_eq!(world.broker.unsettled(), published);
+        assert!(world.application.calls().is_empty());
+        assert!(world.database.dead().is_empty());
+    }
+}
+
+/// One id after a few without: the held ones meet the policy, and it is remembered.
+#[tokio::test(start_paused = true)]
+async fn the_first_id_ends_the_newcomer_s_wait_for_good() {
+    let world = World::log(Application::accepting());
+    let instance = world.start();
+    world.broker.publish(0, bare(b"early"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(world.database.dead().is_empty());
+    world.publish(["m1"]);
+    world.drained().await;
+    assert_eq!(world.database.dead().len(), 1);
+    instance.crash();
+    let again = world.start();
+    world.broker.publish(0, bare(b"late"));
+    world.drained().await;
+    assert_eq!(again.outcomes(Outcome::DeadLettered), 1);
+}
+
+/// A body above `body_bytes_max` leaves a row with its size and hash, and is acked.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_too_large_leaves_a_trace_and_blocks_nobody() {
+    let world = World::log(Application::accepting());
+    let instance = world.start();
+    world.broker.publish(0, with_body("large", &vec![7; (1 << 19) + 1]));
+    // Larger than the whole budget: taken alone.
+    world.broker.publish(0, with_body("larger", &vec![7; (1 << 20) + 1]));
+    world.publish(["m1"]);
+    world.drained().await;
+    assert_eq!(instance.outcomes(Outcome::DeadLettered), 2);
+    assert_eq!(instance.outcomes(Outcome::Processed), 1);
+    let store = MemoryStore::new(world.database.clone());
+    let copy = store.parked(&key("large")).await.unwrap().remove(0);
+    assert_eq!(copy.envelope.body, None);
+    assert!(copy.last_error.unwrap().contains("524289 bytes"));
+}
