@@ -1,5 +1,8 @@
 //! inboxd: an inbox sidecar.
 
 pub mod admin;
+pub mod config;
+#[cfg(all(feature = "kafka", feature = "sqlite"))]
+pub mod demo;
 pub mod engine;
 pub mod telemetry;

@@ -1,0 +1,243 @@
+//! `[broker.NAME]`: one address, its TLS and its secrets, for as many subscriptions as like.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use secrecy::{ExposeSecret, SecretString};
+
+use super::address::{Address, BrokerKind, parse, parse_hosts};
+use super::model::{Properties, TlsFiles};
+use super::names;
+use super::problem::Fault;
+use super::reader::{Section, read_secret};
+use super::tree::Value;
+use super::units::{minutes, seconds};
+
+const NAME_BYTES_MAX: usize = 255;
+const PROPERTY_BYTES_MAX: usize = 64 * 1024;
+
+/// A broker as subscriptions use it.
+#[derive(Clone)]
+pub(super) struct Broker {
+    pub(super) kind: BrokerKind,
+    pub(super) hosts: Vec<String>,
+    pub(super) user: Option<String>,
+    pub(super) password: Option<SecretString>,
+    pub(super) vhost: String,
+    pub(super) tls: Option<TlsFiles>,
+    pub(super) heartbeat: Duration,
+    pub(super) properties: Properties,
+}
+
+/// Reads one broker; `None` where too little is known of it to go on.
+pub(super) fn read(section: Section<'_>) -> Option<Broker> {
+    let kind =
+        section.choice("kind", &[("kafka", BrokerKind::Kafka), ("rabbitmq", BrokerKind::RabbitMq)]);
+    let tls = tls_switch(&section);
+    let address = address(&section, kind, tls.is_some());
+    let password = section.secret("password");
+    let user = section.parse("user", |text| names::broker_text(text, NAME_BYTES_MAX));
+    let heartbeat = section.duration("heartbeat", seconds(10), seconds(1)..=minutes(10));
+    let properties = properties(&section);
+    let broker = address.map(|address| {
+        let vhost = vhost(&section, &address);
+        Broker {
+            kind: address.kind,
+            tls: tls.or_else(|| address.tls.then(TlsFiles::default)),
+            hosts: address.hosts,
+            user: user.or(address.user),
+            password: password.or(address.password.map(SecretString::from)),
+            vhost,
+            heartbeat,
+            properties,
+        }
+    });
+    if let Some(broker) = &broker {
+        check(&section, broker);
+    }
+    section.finish();
+    broker
+}
+
+fn address(section: &Section<'_>, kind: Option<BrokerKind>, tls: bool) -> Option<Address> {
+    // Reads the twin url_file too. Faults never show the text: it may hold a password.
+    let Some(url) = section.secret("url") else {
+        if !section.has("url") && !section.has("url_file") {
+            section.missing("url", "set host:port, or amqp://user@host/vhost");
+        }
+        return None;
+    };
+    let url = url.expose_secret();
+    let parsed = if url.contains("://") {
+        parse(url).and_then(|address| consistent(address, kind))
+    } else {
+        let Some(kind) = kind else {
+            section.missing("kind", "set kafka or rabbitmq, or write the url with its scheme");
+            return None;
+        };
+        parse_hosts(url, kind, tls).map(|hosts| Address {
+            kind,
+            tls: false,
+            user: None,
+            password: None,
+            hosts,
+            path: Vec::new(),
+            parameters: Vec::new(),
+        })
+    };
+    parsed.map_err(|fault| section.problem("url", fault)).ok()
+}
+
+fn consistent(address: Address, kind: Option<BrokerKind>) -> Result<Address, Fault> {
+    if kind.is_some_and(|kind| kind != address.kind) {
+        return Err(Fault::new(
+            format!("its scheme is that of {}", address.kind.as_str()),
+            format!("set kind to {:?}, or leave it out", address.kind.as_str()),
+        ));
+    }
+    if !address.parameters.is_empty() {
+        return Err(Fault::new(
+            "a broker's url has no parameters",
+            "set them as keys of the broker or of the subscription's source",
+        ));
+    }
+    if address.kind == BrokerKind::Kafka && !address.path.is_empty() {
+        return Err(Fault::new("a broker's url names no topics", "set topics in the source"));
+    }
+    Ok(address)
+}
+
+fn vhost(section: &Section<'_>, address: &Address) -> String {
+    if address.kind == BrokerKind::Kafka {
+        return String::new();
+    }
+    section
+        .parse("vhost", |text| names::broker_text(text, NAME_BYTES_MAX))
+        .or_else(|| address.path.first().cloned())
+        .unwrap_or_else(|| "/".to_owned())
+}
+
+fn check(section: &Section<'_>, broker: &Broker) {
+    if broker.user.is_some() != broker.password.is_some() {
+        let (have, lack) =
+            if broker.user.is_some() { ("user", "password") } else { ("password", "user") };
+        if !section.has(lack) && !section.has(&format!("{lack}_file")) {
+            let remedy = format!("set {lack} too ({have} is set), or neither");
+            section.missing(lack, remedy);
+        }
+    }
+    if broker.kind == BrokerKind::RabbitMq && section.has("properties") {
+        section.problem(
+            "properties",
+            Fault::new("they are librdkafka's, and this is RabbitMQ", "leave them out"),
+        );
+    }
+    if broker.kind == BrokerKind::Kafka && section.has("heartbeat") {
+        section.problem(
+            "heartbeat",
+            Fault::new("it is RabbitMQ's", "set properties.\"heartbeat.interval.ms\""),
+        );
+    }
+}
+
+/// `tls = true`, `tls = false` or a table of files.
+fn tls_switch(section: &Section<'_>) -> Option<TlsFiles> {
+    match section.node("tls").map(|node| &node.value) {
+        Some(Value::Table(_)) => Some(tls_files(section.section("tls"))),
+        Some(_) => section.switch("tls", false).then(TlsFiles::default),
+        None => None,
+    }
+}
+
+/// `ca_file`, `cert_file`, `key_file`.
+pub(super) fn tls_files(section: Section<'_>) -> TlsFiles {
+    let file = |key: &str| {
+        section.parse(key, |text| {
+            std::fs::File::open(text).map(|_| PathBuf::from(text)).map_err(|error| {
+                Fault::new(
+                    format!("the file {text:?} cannot be read: {error}"),
+                    "name a readable PEM file",
+                )
+            })
+        })
+    };
+    let files = TlsFiles {
+        ca_file: file("ca_file"),
+        cert_file: file("cert_file"),
+        key_file: file("key_file"),
+    };
+    for (have, lack) in [("cert_file", "key_file"), ("key_file", "cert_file")] {
+        if section.has(have) && !section.has(lack) {
+            section.missing(lack, format!("a client certificate needs both; {have} is set"));
+        }
+    }
+    section.finish();
+    files
+}
+
+fn properties(section: &Section<'_>) -> Properties {
+    let table = section.section("properties");
+    let mut properties = Properties::default();
+    for name in table.names() {
+        let Some(text) = table.text(name) else { continue };
+        let value = match name.strip_suffix("_file") {
+            Some(_) => read_secret(text.as_ref()),
+            None => Ok(text.into()),
+        };
+        let property = name.strip_suffix("_file").unwrap_or(name);
+        let fits = property.bytes().all(|b| b.is_ascii_graphic()) && !property.is_empty();
+        match value {
+            Ok(value) if fits && value.expose_secret().len() <= PROPERTY_BYTES_MAX => {
+                properties.insert(property, value);
+            }
+            Ok(_) => table.problem(
+                name,
+                Fault::new(
+                    "it is no property",
+                    format!(
+                        "use librdkafka's names, and values of at most {PROPERTY_BYTES_MAX} bytes"
+                    ),
+                ),
+            ),
+            Err(fault) => table.problem(name, fault),
+        }
+    }
+    properties
+}
+
+impl Broker {
+    /// The properties with what `user`, `password` and `tls` mean to librdkafka. What is set
+    /// by its own name stays.
+    pub(super) fn kafka_properties(&self) -> Properties {
+        let mut properties = self.properties.clone();
+        let protocol = match (&self.user, &self.tls) {
+            (Some(_), Some(_)) => Some("sasl_ssl"),
+            (Some(_), None) => Some("sasl_plaintext"),
+            (None, Some(_)) => Some("ssl"),
+            (None, None) => None,
+        };
+        if let Some(protocol) = protocol {
+            properties.insert_default("security.protocol", protocol.into());
+        }
+        if let (Some(user), Some(password)) = (&self.user, &self.password) {
+            if properties.get("sasl.mechanism").is_none() {
+                properties.insert_default("sasl.mechanisms", "PLAIN".into());
+            }
+            properties.insert_default("sasl.username", user.as_str().into());
+            properties.insert_default("sasl.password", password.clone());
+        }
+        let files = self.tls.iter().flat_map(|tls| {
+            [
+                ("ssl.ca.location", &tls.ca_file),
+                ("ssl.certificate.location", &tls.cert_file),
+                ("ssl.key.location", &tls.key_file),
+            ]
+        });
+        for (name, file) in files {
+            if let Some(path) = file.as_deref().and_then(|path| path.to_str()) {
+                properties.insert_default(name, path.into());
+            }
+        }
+        properties
+    }
+}

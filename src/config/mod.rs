@@ -1,0 +1,264 @@
+//! The configuration: flags over environment over file, checked whole before anything starts.
+//!
+//! The layers become one tree of text ([`tree`]); sections are read from it by the types that
+//! their keys want ([`reader`]), and every problem is collected with its place and its remedy
+//! before one is reported. No secret is printed, in `Debug`, in a problem or in a log line.
+//!
+//! What it does not do: connect to anything.
+
+mod address;
+mod broker;
+mod environment;
+mod flags;
+mod identity;
+mod model;
+mod names;
+mod problem;
+mod process;
+mod reader;
+mod subscription;
+mod tree;
+mod units;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+pub use flags::Flags;
+pub use model::*;
+pub use problem::{ConfigError, Place, Problem};
+
+use problem::{Fault, Problems};
+use reader::Section;
+use tree::Table;
+
+use crate::engine::SubscriptionSettings;
+
+const FILE_BYTES_MAX: u64 = 4 * units::MIB;
+const SUBSCRIPTIONS_MAX: usize = 256;
+/// MySQL's lock timeouts are whole seconds, and a statement waits at most a fifth of the lease.
+const MYSQL_LEASE_MIN: std::time::Duration = units::seconds(5);
+
+/// Where a configuration comes from.
+#[derive(Default)]
+pub struct Inputs {
+    /// The file, if there is one.
+    pub file: Option<PathBuf>,
+    /// The environment's variables.
+    pub environment: Vec<(OsString, OsString)>,
+    /// The command line, and the short variables that stand for it.
+    pub flags: Flags,
+    /// False for commands that consume nothing: no subscription is needed.
+    pub needs_subscriptions: bool,
+}
+
+/// Reads and checks everything.
+///
+/// # Errors
+/// All problems that were found, not only the first.
+pub fn load(inputs: Inputs) -> Result<Config, ConfigError> {
+    let problems = Problems::default();
+    let mut tree = match &inputs.file {
+        Some(path) => read_file(path, &problems),
+        None => Table::new(),
+    };
+    flags::make_room(&inputs.flags, &mut tree, &problems);
+    let environment = environment::layer(inputs.environment, &tree, &problems);
+    tree::overlay(&mut tree, environment);
+    let flags = flags::layer(&inputs.flags, &tree, &problems);
+    tree::overlay(&mut tree, flags);
+    let config = read(&tree, inputs.needs_subscriptions, &problems);
+    problems.into_result(Some(config))
+}
+
+fn read_file(path: &Path, problems: &Problems) -> Table {
+    let shown = path.display().to_string();
+    let refuse = |what: String, remedy: &str| {
+        let place = Place::Flag("--config");
+        problems.add(place, "", Fault::new(what, remedy));
+        Table::new()
+    };
+    if path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml") {
+        return refuse(format!("{shown} is YAML"), "write it as TOML; the keys are the same");
+    }
+    let bytes = match std::fs::metadata(path) {
+        Ok(metadata) => metadata.len(),
+        Err(error) => {
+            return refuse(format!("{shown} cannot be read: {error}"), "name a readable TOML file");
+        }
+    };
+    if bytes > FILE_BYTES_MAX {
+        return refuse(
+            format!("{shown} has {bytes} bytes, the most is {FILE_BYTES_MAX}"),
+            "name a TOML file with a configuration",
+        );
+    }
+    match std::fs::read_to_string(path) {
+        Ok(text) => tree::from_toml(&shown, &text, problems),
+        Err(error) => {
+            refuse(format!("{shown} cannot be read: {error}"), "name a readable TOML file")
+        }
+    }
+}
+
+fn read(tree: &Table, needs_subscriptions: bool, problems: &Problems) -> Config {
+    let root = Section::root(tree, problems);
+    let mut notices = Vec::new();
+    let (shutdown_grace, stale_after) = process::times(&root);
+    let admin = process::admin(root.section("admin"));
+    let health_listen = process::health(root.section("health"));
+    let log = process::log(root.section("log"));
+    let database = process::database(root.section("database"));
+    let brokers = brokers(root.section("broker"));
+    let mut subscriptions = subscriptions(root.section("subscription"), &brokers, &mut notices);
+    if subscriptions.is_empty() && needs_subscriptions && problems.is_empty() {
+        let remedy = "give --source and --callback, or a file with --config";
+        problems.add(Place::Unset, "subscription", Fault::new("there is none", remedy));
+    }
+    check_consumer_ids(&root, &subscriptions);
+    let lease = one_lease(&mut subscriptions, &mut notices);
+    check_lease(&root, &database, lease, !subscriptions.is_empty());
+    root.finish();
+    Config {
+        admin,
+        health_listen,
+        database,
+        log,
+        shutdown_grace,
+        stale_after,
+        lease,
+        subscriptions,
+        notices,
+    }
+}
+
+fn brokers<'a>(section: Section<'a>) -> BTreeMap<&'a str, Option<broker::Broker>> {
+    section
+        .names()
+        .into_iter()
+        .map(|name| {
+            if let Err(fault) = names::table_name(name) {
+                section.problem(name, fault);
+            }
+            (name, broker::read(section.section(name)))
+        })
+        .collect()
+}
+
+fn subscriptions(
+    section: Section<'_>,
+    brokers: &BTreeMap<&str, Option<broker::Broker>>,
+    notices: &mut Vec<String>,
+) -> Vec<SubscriptionConfig> {
+    let names = section.names();
+    if names.len() > SUBSCRIPTIONS_MAX {
+        section.problems.add(
+            Place::Unset,
+            "subscription",
+            Fault::new(
+                format!("there are {}, the most is {SUBSCRIPTIONS_MAX}", names.len()),
+                "run several processes",
+            ),
+        );
+    }
+    names
+        .into_iter()
+        .filter_map(|name| {
+            if let Err(fault) = names::table_name(name) {
+                section.problem(name, fault);
+            }
+            subscription::read(name, section.section(name), brokers, notices)
+        })
+        .collect()
+}
+
+/// Two subscriptions of one consumer id suppress each other's messages: right where they feed one
+/// application, and a silent loss where they do not.
+fn check_consumer_ids(root: &Section<'_>, subscriptions: &[SubscriptionConfig]) {
+    let shared = root.list("shared_consumer_ids").unwrap_or_default();
+    for (at, second) in subscriptions.iter().enumerate() {
+        let SubscriptionSettings { name, consumer_id, .. } = &second.settings;
+        let other = subscriptions[..at].iter().find(|first| {
+            first.settings.consumer_id == *consumer_id && first.callback.url != second.callback.url
+        });
+        let Some(first) = other else { continue };
+        if shared.iter().any(|id| id == consumer_id.as_str()) {
+            continue;
+        }
+        root.problems.add(
+            Place::Unset,
+            format!("subscription.{name}.consumer_id"),
+            Fault::new(
+                format!(
+                    "{consumer_id:?} is the consumer id of subscription.{} too, which calls \
+                     another application: each message would reach only one of them",
+                    first.settings.name
+                ),
+                format!(
+                    "give each its own, or, if that is meant, set shared_consumer_ids = [{:?}]",
+                    consumer_id.as_str()
+                ),
+            ),
+        );
+    }
+}
+
+/// Claims are made in batches for all subscriptions, so there is one lease: the longest.
+fn one_lease(
+    subscriptions: &mut [SubscriptionConfig],
+    notices: &mut Vec<String>,
+) -> std::time::Duration {
+    let longest = subscriptions.iter().map(|subscription| subscription.settings.lease).max();
+    let lease = longest.unwrap_or(units::seconds(15));
+    for subscription in subscriptions {
+        if subscription.settings.lease != lease {
+            notices.push(format!(
+                "subscription.{}.lease: {} holds for the whole process, the longest of all leases",
+                subscription.settings.name,
+                units::show_duration(lease)
+            ));
+        }
+        subscription.settings.lease = lease;
+    }
+    lease
+}
+
+fn check_lease(
+    root: &Section<'_>,
+    database: &DatabaseConfig,
+    lease: std::time::Duration,
+    consumes: bool,
+) {
+    let shown = units::show_duration(lease);
+    let section = root.section("database");
+    for (key, retention) in
+        [("retention", database.retention), ("dead_retention", database.dead_retention)]
+    {
+        if consumes && retention < lease {
+            section.problem(
+                key,
+                Fault::new(
+                    format!(
+                        "{} is below the lease, {shown}: a message could be forgotten while it is \
+                         under way",
+                        units::show_duration(retention)
+                    ),
+                    format!("set at least {shown}; days are usual"),
+                ),
+            );
+        }
+    }
+    if consumes && lease < MYSQL_LEASE_MIN && matches!(database.url, DatabaseUrl::MySql(_)) {
+        root.problems.add(
+            Place::Unset,
+            "subscription.*.lease",
+            Fault::new(
+                format!("{shown} is too short for MySQL and MariaDB, which count lock timeouts in whole seconds"),
+                format!("set at least {}", units::show_duration(MYSQL_LEASE_MIN)),
+            ),
+        );
+    }
+}

@@ -1,0 +1,114 @@
+//! What is wrong with a configuration: all of it at once, each with its place and remedy.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::Arc;
+
+/// Where a value was set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// A file.
+    File {
+        /// Its path as it was given.
+        path: Arc<str>,
+        /// From 1.
+        line: usize,
+    },
+    /// An environment variable.
+    Environment(Arc<str>),
+    /// A flag of the command line, or the variable that stands for it.
+    Flag(&'static str),
+    /// Nowhere: it is missing.
+    Unset,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { path, line } => write!(f, "{path}:{line}"),
+            Self::Environment(name) => f.write_str(name),
+            Self::Flag(name) => f.write_str(name),
+            Self::Unset => f.write_str("not set"),
+        }
+    }
+}
+
+/// One thing that is wrong. Never contains a secret.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Where it was set.
+    pub place: Place,
+    /// The key, in the form of the file (`subscription.orders.lease`); empty for a whole file.
+    pub key: String,
+    /// What is wrong, with the value and the limit.
+    pub what: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.key.is_empty() {
+            write!(f, "{} ", self.key)?;
+        }
+        write!(f, "({}): {}; {}", self.place, self.what, self.remedy)
+    }
+}
+
+/// A configuration that is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError(pub Vec<Problem>);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.len() {
+            1 => f.write_str("the configuration has a problem")?,
+            count => write!(f, "the configuration has {count} problems")?,
+        }
+        for problem in &self.0 {
+            write!(f, "\n  {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// What is wrong with one value, before it is known where that stood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub(super) what: String,
+    pub(super) remedy: String,
+}
+
+impl Fault {
+    pub(super) fn new(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { what: what.into(), remedy: remedy.into() }
+    }
+}
+
+/// Collects problems while the configuration is read.
+#[derive(Default)]
+pub(super) struct Problems(RefCell<Vec<Problem>>);
+
+impl Problems {
+    pub(super) fn add(&self, place: Place, key: impl Into<String>, fault: Fault) {
+        let problem = Problem { place, key: key.into(), what: fault.what, remedy: fault.remedy };
+        let mut problems = self.0.borrow_mut();
+        if !problems.contains(&problem) {
+            problems.push(problem);
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.borrow().is_empty()
+    }
+
+    pub(super) fn into_result<T>(self, value: Option<T>) -> Result<T, ConfigError> {
+        let problems = self.0.into_inner();
+        match value {
+            Some(value) if problems.is_empty() => Ok(value),
+            _ => Err(ConfigError(problems)),
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! `[subscription.NAME]`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use inboxd_contract::ConsumerId;
+
+use super::address::BrokerKind;
+use super::broker::{Broker, tls_files};
+use super::identity;
+use super::model::{
+    CallbackConfig, Declare, HeadersCopy, KafkaSourceConfig, RabbitMqSourceConfig, SourceConfig,
+    Start, SubscriptionConfig,
+};
+use super::names;
+use super::problem::Fault;
+use super::reader::Section;
+use super::units::{GIB, KIB, MIB, days, minutes, seconds};
+use crate::engine::{Extractor, IdentitySettings, Ordering, RetrySettings, SubscriptionSettings};
+
+/// RabbitMQ's and Kafka's bound on names, in bytes.
+const NAME_BYTES_MAX: usize = 255;
+const TOPICS_MAX: usize = 1_000;
+const HEADERS_MAX: usize = 256;
+const HEADER_PREFIX_BYTES_MAX: usize = 64;
+
+/// The keys of a `source` table but `broker`, for `--source`'s parameters.
+pub(super) const SOURCE_KEYS: &[&str] = &[
+    "queue",
+    "prefetch",
+    "declare",
+    "single_active_consumer",
+    "topics",
+    "topic_pattern",
+    "group",
+    "start",
+    "commit_interval",
+];
+
+/// The other keys of a subscription that `--source`'s parameters may set.
+pub(super) const SUBSCRIPTION_KEYS: &[&str] = &[
+    "ordering",
+    "ordering_key",
+    "message_id",
+    "scope_by_producer",
+    "fingerprint",
+    "on_id_conflict",
+    "on_missing_id",
+    "concurrency",
+    "in_flight_max",
+    "in_flight_bytes_max",
+    "body_bytes_max",
+    "offset_span_max",
+    "callback_timeout",
+    "connect_timeout",
+    "callback_http2",
+    "lease",
+    "hold_max",
+    "retry",
+    "headers",
+];
+
+/// Reads one subscription; `None` where too little is known of it to go on.
+pub(super) fn read(
+    name: &str,
+    section: Section<'_>,
+    brokers: &BTreeMap<&str, Option<Broker>>,
+    notices: &mut Vec<String>,
+) -> Option<SubscriptionConfig> {
+    let callback = callback(&section);
+    let source_section = section.section("source");
+    let broker = broker(&section, &source_section, brokers);
+    let subscription = broker.and_then(|broker| {
+        let (ordering, key_from) = identity::ordering(&section, broker.kind);
+        let identity = identity::identity(&section, broker.kind, notices);
+        let concurrency = section.count("concurrency", 16, 1..=4_096) as usize;
+        let limits = limits(&section, concurrency);
+        let source =
+            source(&section, &source_section, broker, concurrency, &limits, &identity, ordering);
+        let consumer_id = consumer_id(&section, &source)?;
+        let settings = SubscriptionSettings {
+            name: name.into(),
+            consumer_id,
+            ordering,
+            key_from,
+            identity,
+            concurrency,
+            in_flight_max: limits.in_flight_max,
+            in_flight_bytes_max: limits.in_flight_bytes_max,
+            body_bytes_max: section.size("body_bytes_max", 16 * MIB, 1..=GIB),
+            callback_timeout: limits.callback_timeout,
+            lease: section.duration("lease", seconds(15), Duration::from_millis(500)..=minutes(10)),
+            hold_max: section.duration(
+                "hold_max",
+                minutes(10),
+                Duration::from_millis(100)..=days(1),
+            ),
+            retry: retry(section.section("retry")),
+        };
+        Some(SubscriptionConfig { settings, source, callback: callback? })
+    });
+    // Unknown keys are told only where all known ones were asked for.
+    if subscription.is_some() {
+        source_section.finish();
+        section.finish();
+    }
+    subscription
+}
+
+struct Limits {
+    in_flight_max: usize,
+    in_flight_bytes_max: usize,
+    callback_timeout: Duration,
+    offset_span_max: usize,
+}
+
+fn limits(section: &Section<'_>, concurrency: usize) -> Limits {
+    let in_flight_max = section.count("in_flight_max", 1_024, 1..=1_000_000) as usize;
+    if in_flight_max < concurrency {
+        let remedy = format!("set at least {concurrency}, or lower concurrency");
+        let what = format!("{in_flight_max} is below concurrency, {concurrency}");
+        let key = if section.has("in_flight_max") { "in_flight_max" } else { "concurrency" };
+        section.problem(key, Fault::new(what, remedy));
+    }
+    let bytes = section.size("in_flight_bytes_max", 64 * MIB, 64 * KIB..=64 * GIB);
+    Limits {
+        in_flight_max,
+        in_flight_bytes_max: usize::try_from(bytes).unwrap_or(usize::MAX),
+        callback_timeout: callback_timeout(section),
+        offset_span_max: section.count("offset_span_max", 100_000, 1..=10_000_000) as usize,
+    }
+}
+
+fn callback_timeout(section: &Section<'_>) -> Duration {
+    section.duration("callback_timeout", seconds(30), Duration::from_millis(10)..=minutes(60))
+}
+
+fn retry(section: Section<'_>) -> RetrySettings {
+    let least = Duration::from_millis(1);
+    let settings = RetrySettings {
+        initial: section.duration("initial", Duration::from_millis(200), least..=minutes(60)),
+        factor: section.number("factor", 2.0, 1.0..=100.0),
+        cap: section.duration("cap", seconds(30), least..=days(1)),
+    };
+    if settings.cap < settings.initial {
+        let key = if section.has("cap") { "cap" } else { "initial" };
+        section.problem(
+            key,
+            Fault::new("retry.cap is below retry.initial", "set cap to initial or more"),
+        );
+    }
+    section.finish();
+    settings
+}
+
+fn callback(section: &Section<'_>) -> Option<CallbackConfig> {
+    let url = section.parse("callback", names::callback);
+    if !section.has("callback") {
+        section.missing(
+            "callback",
+            "set the application's route: http://127.0.0.1:8080/orders (flag --callback)",
+        );
+    }
+    let timeout = callback_timeout(section);
+    let connect =
+        section.duration("connect_timeout", seconds(5), Duration::from_millis(10)..=minutes(5));
+    if section.has("connect_timeout") && connect > timeout {
+        section.problem(
+            "connect_timeout",
+            Fault::new("it is above callback_timeout, which ends it", "set it to less"),
+        );
+    }
+    let headers = section.section("headers");
+    let headers_copy = match headers.list("copy") {
+        None => HeadersCopy::All,
+        Some(names) if names == ["all"] => HeadersCopy::All,
+        Some(names) if names == ["none"] => HeadersCopy::Named(Vec::new()),
+        Some(names) => HeadersCopy::Named(header_names(&headers, names)),
+    };
+    let prefix = headers.parse("prefix", header_prefix);
+    if prefix.as_deref() == Some("") && headers_copy == HeadersCopy::All {
+        headers.problem(
+            "prefix",
+            Fault::new(
+                "without a prefix a publisher could set any header of the request",
+                "name the headers to copy in headers.copy, or keep a prefix",
+            ),
+        );
+    }
+    let headers_prefix = prefix.unwrap_or_else(|| "Inbox-Header-".to_owned());
+    headers.finish();
+    let tls = tls_files(section.section("tls"));
+    let http2 = section.switch("callback_http2", false);
+    Some(CallbackConfig {
+        url: url?,
+        connect_timeout: connect.min(timeout),
+        http2,
+        headers_copy,
+        headers_prefix,
+        tls,
+    })
+}
+
+fn header_names(headers: &Section<'_>, names: Vec<String>) -> Vec<String> {
+    let bad = names.iter().find(|name| !is_header_token(name)).cloned();
+    if let Some(name) = bad {
+        headers.problem(
+            "copy",
+            Fault::new(
+                format!("{name:?} is no header's name"),
+                "list names, or set \"all\" or \"none\"",
+            ),
+        );
+    }
+    if names.len() > HEADERS_MAX {
+        headers.problem(
+            "copy",
+            Fault::new(
+                format!("it has {} names, the most is {HEADERS_MAX}", names.len()),
+                "name fewer, or set \"all\"",
+            ),
+        );
+    }
+    names
+}
+
+fn header_prefix(text: &str) -> Result<String, Fault> {
+    let fits = text.is_empty() || is_header_token(text) && text.len() <= HEADER_PREFIX_BYTES_MAX;
+    if fits {
+        return Ok(text.to_owned());
+    }
+    Err(Fault::new(
+        format!("{text:?} cannot begin a header's name"),
+        format!("use letters, digits and -, at most {HEADER_PREFIX_BYTES_MAX}"),
+    ))
+}
+
+/// A token of RFC 9110.
+fn is_header_token(text: &str) -> bool {
+    !text.is_empty()
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
+}
+
+fn broker<'a>(
+    section: &Section<'_>,
+    source: &Section<'_>,
+    brokers: &'a BTreeMap<&str, Option<Broker>>,
+) -> Option<&'a Broker> {
+    if !section.has("source") {
+        section.missing(
+            "source",
+            "set { broker = \"NAME\", topics = [\"…\"] } or { broker = \"NAME\", queue = \"…\" } (flag --source)",
+        );
+        return None;
+    }
+    let known = || brokers.keys().copied().collect::<Vec<_>>().join(", ");
+    let name = match source.text("broker") {
+        Some(name) => name,
+        None if source.has("broker") => return None,
+        // With one broker there is nothing to choose.
+        None if brokers.len() == 1 => brokers.keys().next()?,
+        None => {
+            source.missing("broker", format!("name one of the brokers: {}", known()));
+            return None;
+        }
+    };
+    match brokers.get(name) {
+        Some(broker) => broker.as_ref(),
+        None => {
+            source.problem(
+                "broker",
+                Fault::new(
+                    format!("there is no [broker.{name}]"),
+                    format!("add it, or name one of: {}", known()),
+                ),
+            );
+            None
+        }
+    }
+}
+
+fn consumer_id(section: &Section<'_>, source: &SourceConfig) -> Option<ConsumerId> {
+    let parse = |text: &str| {
+        ConsumerId::new(text).map_err(|error| {
+            Fault::new(error.to_string(), "set a short name that stays the same across deploys")
+        })
+    };
+    if section.has("consumer_id") {
+        return section.parse("consumer_id", parse);
+    }
+    let default = match source {
+        SourceConfig::Kafka(kafka) => &kafka.group,
+        SourceConfig::RabbitMq(rabbitmq) => &rabbitmq.queue,
+    };
+    if default.is_empty() {
+        // The missing group or queue is told already.
+        return ConsumerId::new("unknown").ok();
+    }
+    parse(default)
+        .map_err(|fault| {
+            section.missing(
+                "consumer_id",
+                format!("set it: the default, {default:?}, is refused ({})", fault.what),
+            );
+        })
+        .ok()
+}
+
+fn source(
+    section: &Section<'_>,
+    source: &Section<'_>,
+    broker: &Broker,
+    concurrency: usize,
+    limits: &Limits,
+    identity: &IdentitySettings,
+    ordering: Ordering,
+) -> SourceConfig {
+    match broker.kind {
+        BrokerKind::Kafka => {
+            let position = identity.extractors.contains(&Extractor::KafkaPosition);
+            SourceConfig::Kafka(kafka(section, source, broker, limits, position))
+        }
+        BrokerKind::RabbitMq => {
+            if section.has("offset_span_max") {
+                let fault = Fault::new("RabbitMQ has no offsets", "leave it out");
+                section.problem("offset_span_max", fault);
+            }
+            SourceConfig::RabbitMq(rabbitmq(source, broker, concurrency, ordering))
+        }
+    }
+}
+
+fn kafka(
+    section: &Section<'_>,
+    source: &Section<'_>,
+    broker: &Broker,
+    limits: &Limits,
+    position_identity: bool,
+) -> KafkaSourceConfig {
+    // The group is what Kafka knows a subscriber by; one who has named the consumer has named it.
+    let group = source
+        .parse("group", |text| names::broker_text(text, NAME_BYTES_MAX))
+        .or_else(|| section.text("consumer_id").map(str::to_owned));
+    if group.is_none() && !source.has("group") {
+        source.missing("group", "set the consumer group (or consumer_id, which is its default)");
+    }
+    KafkaSourceConfig {
+        brokers: broker.hosts.clone(),
+        topics: topics(source),
+        group: group.unwrap_or_default(),
+        start: source
+            .choice(
+                "start",
+                &[
+                    ("earliest", Start::Earliest),
+                    ("latest", Start::Latest),
+                    ("refuse", Start::Refuse),
+                ],
+            )
+            .unwrap_or_default(),
+        properties: broker.kafka_properties(),
+        commit_interval: source.duration(
+            "commit_interval",
+            seconds(1),
+            Duration::from_millis(10)..=minutes(1),
+        ),
+        offset_span_max: limits.offset_span_max,
+        position_identity,
+    }
+}
+
+fn topics(source: &Section<'_>) -> Vec<String> {
+    let mut topics = Vec::new();
+    for item in source.list("topics").unwrap_or_default() {
+        match names::topic(&item) {
+            Ok(topic) if topics.contains(&topic) => source.problem(
+                "topics",
+                Fault::new(format!("{topic:?} is there twice"), "name each once"),
+            ),
+            Ok(topic) => topics.push(topic),
+            Err(fault) => source.problem("topics", fault),
+        }
+    }
+    let pattern = source.parse("topic_pattern", |text| {
+        names::broker_text(text, 1_024)
+            .map(|text| if text.starts_with('^') { text } else { format!("^{text}") })
+    });
+    topics.extend(pattern);
+    if topics.is_empty() && !source.has("topics") && !source.has("topic_pattern") {
+        source.missing("topics", "name at least one topic, or a topic_pattern");
+    } else if topics.len() > TOPICS_MAX {
+        source.problem(
+            "topics",
+            Fault::new(
+                format!("it has {} topics, the most is {TOPICS_MAX}", topics.len()),
+                "use a topic_pattern",
+            ),
+        );
+    }
+    topics
+}
+
+fn rabbitmq(
+    source: &Section<'_>,
+    broker: &Broker,
+    concurrency: usize,
+    ordering: Ordering,
+) -> RabbitMqSourceConfig {
+    let queue = source.parse("queue", |text| names::broker_text(text, NAME_BYTES_MAX));
+    if !source.has("queue") {
+        source.missing("queue", "name the queue to consume");
+    }
+    let default_prefetch = (2 * concurrency as u64).min(u64::from(u16::MAX));
+    let declare = source
+        .choice(
+            "declare",
+            &[
+                ("false", Declare::No),
+                ("true", Declare::Quorum),
+                ("quorum", Declare::Quorum),
+                ("classic", Declare::Classic),
+            ],
+        )
+        .unwrap_or_default();
+    let single_active_consumer = source.switch("single_active_consumer", false);
+    if ordering != Ordering::None && declare == Declare::Quorum && !single_active_consumer {
+        source.missing(
+            "single_active_consumer",
+            "set true: a quorum queue keeps an order only with a single active consumer",
+        );
+    }
+    RabbitMqSourceConfig {
+        hosts: broker.hosts.clone(),
+        vhost: broker.vhost.clone(),
+        user: broker.user.clone().unwrap_or_else(|| "guest".to_owned()),
+        password: broker.password.clone().unwrap_or_else(|| "guest".into()),
+        tls: broker.tls.clone(),
+        heartbeat: broker.heartbeat,
+        queue: queue.unwrap_or_default(),
+        prefetch: source.count("prefetch", default_prefetch, 1..=u64::from(u16::MAX)) as u16,
+        declare,
+        single_active_consumer,
+    }
+}
