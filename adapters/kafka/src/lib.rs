@@ -1,1 +1,29 @@
-//! Kafka source.
+//! The Kafka source: a member of a consumer group whose committed offsets never pass an
+//! unsettled record.
+//!
+//! Purpose: [`KafkaSource`] hands records over as deliveries and commits, per partition, the
+//! lowest unsettled offset. How it is built, from the outside in: `source` speaks with the
+//! engine, `worker` is the thread that polls librdkafka always, `context` is what librdkafka
+//! calls back (rebalances above all), `shared` is the lock between them, `partitions` and
+//! `tracker` decide without I/O, `identity` finds out what makes a position an identity.
+//!
+//! Invariants: see the modules. What must not be here: a seek (a released record is kept and
+//! handed over again from memory), an unbounded queue, a call of librdkafka without a bound.
+
+mod commit;
+mod config;
+mod context;
+mod health;
+mod horizon;
+mod identity;
+mod partitions;
+mod raw;
+mod shared;
+mod source;
+mod stats;
+mod tracker;
+mod worker;
+
+pub use config::{KafkaConfig, StartAt};
+pub use shared::KafkaCounters;
+pub use source::KafkaSource;

@@ -1,0 +1,206 @@
+//! Whether the source may call itself ready, and why not.
+//!
+//! Purpose: turns librdkafka's errors and statistics into a phase. Ready is: some broker
+//! answers, and the group has us as a member (with or without partitions).
+//!
+//! What it does not do: it heals nothing; librdkafka reconnects and rejoins by itself.
+
+use std::time::Duration;
+
+use inboxd_contract::SourcePhase;
+use rdkafka::error::RDKafkaErrorCode;
+use tokio::time::Instant;
+
+/// A rebalance of a member is no loss of readiness for this long.
+const REJOIN_MAX: Duration = Duration::from_secs(15);
+/// An error that is not repeated is over.
+const TROUBLE_LASTS: Duration = Duration::from_secs(45);
+
+/// See the module.
+pub(crate) struct Health {
+    group: String,
+    alive: bool,
+    /// Alive at any time before.
+    was_alive: bool,
+    joined: bool,
+    /// Since when the group's state is not steady, while joined.
+    unsteady_since: Option<Instant>,
+    /// What an operator must mend.
+    trouble: Option<(String, Instant)>,
+    /// The last word of a failed connection.
+    last_error: Option<String>,
+    reconnects: u64,
+    closed: bool,
+}
+
+/// What an error means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// No broker answers.
+    Down,
+    /// Mended by an operator only (rights, credentials, certificates).
+    Operator,
+    /// A connection failed; others may stand.
+    Connection,
+    /// Normal, or mended by librdkafka.
+    Passing,
+}
+
+impl Trouble {
+    pub(crate) fn of(code: RDKafkaErrorCode) -> Self {
+        use RDKafkaErrorCode as Code;
+        match code {
+            Code::AllBrokersDown => Self::Down,
+            Code::Authentication
+            | Code::SaslAuthenticationFailed
+            | Code::UnsupportedSASLMechanism
+            | Code::SSL
+            | Code::TopicAuthorizationFailed
+            | Code::GroupAuthorizationFailed
+            | Code::ClusterAuthorizationFailed => Self::Operator,
+            Code::BrokerTransportFailure | Code::Resolve | Code::OperationTimedOut => {
+                Self::Connection
+            }
+            _ => Self::Passing,
+        }
+    }
+}
+
+impl Health {
+    pub(crate) fn new(group: &str) -> Self {
+        Self {
+            group: group.to_owned(),
+            alive: false,
+            was_alive: false,
+            joined: false,
+            unsteady_since: None,
+            trouble: None,
+            last_error: None,
+            reconnects: 0,
+            closed: false,
+        }
+    }
+
+    /// librdkafka reported an error.
+    pub(crate) fn error(&mut self, code: RDKafkaErrorCode, words: &str, now: Instant) {
+        let words = format!("{words} ({code})");
+        match Trouble::of(code) {
+            Trouble::Down => {
+                self.alive = false;
+                self.last_error.get_or_insert(words);
+            }
+            Trouble::Operator => self.trouble = Some((words, now)),
+            Trouble::Connection => self.last_error = Some(words),
+            Trouble::Passing => {}
+        }
+    }
+
+    /// Statistics came.
+    pub(crate) fn observe(&mut self, alive: bool, steady: bool, now: Instant) {
+        if alive && !self.alive {
+            self.reconnects += u64::from(self.was_alive);
+            self.was_alive = true;
+            self.last_error = None;
+        }
+        self.alive = alive;
+        if steady {
+            self.joined = true;
+            self.unsteady_since = None;
+        } else if self.joined {
+            let since = *self.unsteady_since.get_or_insert(now);
+            self.joined = now - since < REJOIN_MAX;
+        }
+        let over = |at: Instant| now - at > TROUBLE_LASTS;
+        if self.trouble.as_ref().is_some_and(|(_, at)| over(*at)) {
+            self.trouble = None;
+        }
+    }
+
+    /// The group has given us an assignment.
+    pub(crate) fn assigned(&mut self) {
+        self.joined = true;
+        self.unsteady_since = None;
+        self.trouble = None;
+    }
+
+    /// We are not a member any more.
+    pub(crate) fn expelled(&mut self) {
+        self.joined = false;
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.closed = true;
+    }
+
+    pub(crate) fn reconnects(&self) -> u64 {
+        self.reconnects
+    }
+
+    /// The phase and its reason.
+    pub(crate) fn phase(&self, failure: Option<&str>) -> (SourcePhase, String) {
+        if let Some(failure) = failure {
+            return (SourcePhase::Failing, failure.to_owned());
+        }
+        if self.closed {
+            return (SourcePhase::Closed, "closed".into());
+        }
+        if let Some((trouble, _)) = &self.trouble {
+            return (SourcePhase::Failing, format!("Kafka refuses: {trouble}"));
+        }
+        if !self.alive {
+            let words = self.last_error.as_deref().unwrap_or("nothing was heard from one yet");
+            return (SourcePhase::Connecting, format!("no Kafka broker answers: {words}"));
+        }
+        if !self.joined {
+            let group = &self.group;
+            return (SourcePhase::Connecting, format!("not a member of the group {group} yet"));
+        }
+        (SourcePhase::Ready, String::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ready_means_reachable_and_a_member() {
+        let now = Instant::now();
+        let mut health = Health::new("g");
+        assert_eq!(health.phase(None).0, SourcePhase::Connecting);
+        health.observe(true, false, now);
+        assert!(health.phase(None).1.contains("group g"));
+        health.observe(true, true, now);
+        assert_eq!(health.phase(None), (SourcePhase::Ready, String::new()));
+        health.error(RDKafkaErrorCode::AllBrokersDown, "1/1 brokers are down", now);
+        assert_eq!(health.phase(None).0, SourcePhase::Connecting);
+        assert!(health.phase(None).1.contains("1/1"));
+        health.observe(true, true, now);
+        assert_eq!(health.phase(None).0, SourcePhase::Ready);
+        assert_eq!(health.reconnects(), 1);
+    }
+
+    #[test]
+    fn a_rebalance_costs_no_readiness_unless_it_does_not_end() {
+        let now = Instant::now();
+        let mut health = Health::new("g");
+        health.observe(true, true, now);
+        health.observe(true, false, now);
+        assert_eq!(health.phase(None).0, SourcePhase::Ready);
+        health.observe(true, false, now + REJOIN_MAX);
+        assert_eq!(health.phase(None).0, SourcePhase::Connecting);
+    }
+
+    #[test]
+    fn what_an_operator_must_mend_is_said_until_it_is_over() {
+        let now = Instant::now();
+        let mut health = Health::new("g");
+        health.error(RDKafkaErrorCode::TopicAuthorizationFailed, "topic t", now);
+        let (phase, reason) = health.phase(None);
+        assert_eq!(phase, SourcePhase::Failing);
+        assert!(reason.contains("topic t"), "{reason}");
+        health.assigned();
+        health.observe(true, true, now);
+        assert_eq!(health.phase(None).0, SourcePhase::Ready);
+    }
+}

@@ -1,0 +1,311 @@
+//! The few calls of librdkafka that have no safe wrapper in rdkafka 0.39.
+//!
+//! Purpose: headers as bytes (the wrapper takes every name for UTF-8 and panics otherwise),
+//! commits whose answer can be waited for with a bound, metadata of committed offsets as
+//! bytes, and topic ids.
+//!
+//! Invariants: every pointer comes from a live rdkafka object that outlives the call, and
+//! nothing borrowed from librdkafka leaves a function. This is the only module of the crate
+//! with unsafe code.
+
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use inboxd_contract::Header;
+use rdkafka::TopicPartitionList;
+use rdkafka::client::{Client, ClientContext};
+use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::message::BorrowedMessage;
+use rdkafka_sys as sys;
+use rdkafka_sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR;
+
+/// All headers in order, names and values as bytes, null values as `None`.
+pub(crate) fn headers(message: &BorrowedMessage<'_>) -> Vec<Header> {
+    let mut list = ptr::null_mut();
+    // SAFETY: the message is alive, and so are its headers, which belong to it.
+    let found = unsafe { sys::rd_kafka_message_headers(message.ptr(), &mut list) };
+    if found != RD_KAFKA_RESP_ERR_NO_ERROR || list.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: as above.
+    let count = unsafe { sys::rd_kafka_header_cnt(list) };
+    let mut headers = Vec::with_capacity(count);
+    for index in 0..count {
+        let (mut name, mut value, mut size) = (ptr::null(), ptr::null(), 0);
+        // SAFETY: the list is alive; the three out-pointers are valid.
+        let found =
+            unsafe { sys::rd_kafka_header_get_all(list, index, &mut name, &mut value, &mut size) };
+        if found != RD_KAFKA_RESP_ERR_NO_ERROR || name.is_null() {
+            break;
+        }
+        // SAFETY: librdkafka ends names with a NUL and keeps them as long as the message.
+        let name = Bytes::copy_from_slice(unsafe { CStr::from_ptr(name) }.to_bytes());
+        // SAFETY: a value that is not null has `size` bytes.
+        let value = unsafe { bytes_of(value, size) }.map(Bytes::copy_from_slice);
+        headers.push(Header { name, value });
+    }
+    headers
+}
+
+/// A commit that was sent and is not answered yet. Dropped: the answer is not waited for.
+pub(crate) struct PendingCommit {
+    queue: *mut sys::rd_kafka_queue_t,
+}
+
+/// One partition of a commit's answer.
+pub(crate) struct CommittedPartition {
+    pub(crate) topic: String,
+    pub(crate) partition: i32,
+    pub(crate) error: Option<RDKafkaErrorCode>,
+}
+
+impl PendingCommit {
+    /// Sends a commit of these offsets (with their metadata).
+    pub(crate) fn send<C: ClientContext>(
+        client: &Client<C>,
+        offsets: &TopicPartitionList,
+    ) -> Result<Self, RDKafkaErrorCode> {
+        // SAFETY: the client is alive; the queue is owned by the value made here.
+        let commit = Self { queue: unsafe { sys::rd_kafka_queue_new(client.native_ptr()) } };
+        // SAFETY: client, list and queue are alive; librdkafka copies the list and holds a
+        // reference of its own to the queue; without a callback the answer is an event.
+        let sent = unsafe {
+            sys::rd_kafka_commit_queue(
+                client.native_ptr(),
+                offsets.ptr(),
+                commit.queue,
+                None,
+                ptr::null_mut(),
+            )
+        };
+        match sent {
+            RD_KAFKA_RESP_ERR_NO_ERROR => Ok(commit),
+            error => Err(error.into()),
+        }
+    }
+
+    /// The answer, if it comes within `timeout`: an error as a whole, or one for each partition.
+    pub(crate) fn answer(
+        &self,
+        timeout: Duration,
+    ) -> Option<Result<Vec<CommittedPartition>, RDKafkaErrorCode>> {
+        // SAFETY: the queue is alive.
+        let event = unsafe { Event::poll(self.queue, timeout) }?;
+        // SAFETY: the event is alive until the end of this function.
+        let error = unsafe { sys::rd_kafka_event_error(event.0) };
+        // SAFETY: as above; the list belongs to the event.
+        let list = unsafe { sys::rd_kafka_event_topic_partition_list(event.0) };
+        // SAFETY: null or a list that lives as long as the event.
+        let partitions: Vec<_> = unsafe { elements(list) }
+            .iter()
+            .map(|element| CommittedPartition {
+                // SAFETY: a topic's name is a string that lives as long as the list.
+                topic: unsafe { text(element.topic) },
+                partition: element.partition,
+                error: (element.err != RD_KAFKA_RESP_ERR_NO_ERROR).then(|| element.err.into()),
+            })
+            .collect();
+        let partial = partitions.iter().any(|partition| partition.error.is_none());
+        match error {
+            RD_KAFKA_RESP_ERR_NO_ERROR => Some(Ok(partitions)),
+            // One partition's error is repeated as the answer's: the others were committed.
+            _ if partial && partitions.iter().any(|partition| partition.error.is_some()) => {
+                Some(Ok(partitions))
+            }
+            error => Some(Err(error.into())),
+        }
+    }
+}
+
+impl Drop for PendingCommit {
+    fn drop(&mut self) {
+        // SAFETY: made by `send`, destroyed once.
+        unsafe { sys::rd_kafka_queue_destroy(self.queue) }
+    }
+}
+
+/// The metadata of each partition that has some, as bytes: other members may have stored
+/// what is not UTF-8.
+pub(crate) fn metadata(list: &TopicPartitionList) -> Vec<(String, i32, Vec<u8>)> {
+    // SAFETY: the list is alive.
+    unsafe { elements(list.ptr()) }
+        .iter()
+        .filter_map(|element| {
+            // SAFETY: metadata that is not null has `metadata_size` bytes.
+            let metadata = unsafe { bytes_of(element.metadata, element.metadata_size) }?;
+            // SAFETY: a topic's name is a string that lives as long as the list.
+            Some((unsafe { text(element.topic) }, element.partition, metadata.to_vec()))
+        })
+        .collect()
+}
+
+/// Why a topic's id is not known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum TopicIdError {
+    /// The cluster did not answer: ask again.
+    NoAnswer(String),
+    /// It answered that it has none, or that we may not know it.
+    Refused(String),
+}
+
+/// The ids of these topics, each in base64url; asks the broker, for at most `timeout`.
+pub(crate) fn topic_ids<C: ClientContext>(
+    client: &Client<C>,
+    topics: &[&str],
+    timeout: Duration,
+) -> Result<HashMap<String, Result<String, TopicIdError>>, TopicIdError> {
+    let names: Vec<CString> = topics.iter().filter_map(|topic| CString::new(*topic).ok()).collect();
+    let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
+    let mut words = [0_u8; 512];
+    // SAFETY: every object made here is destroyed below, after the answer or the timeout; the
+    // names outlive the collection, which copies them; the queue outlives the poll.
+    unsafe {
+        let rk = client.native_ptr();
+        let options = sys::rd_kafka_AdminOptions_new(
+            rk,
+            sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS,
+        );
+        let _ = sys::rd_kafka_AdminOptions_set_request_timeout(
+            options,
+            milliseconds(timeout),
+            words.as_mut_ptr().cast(),
+            words.len(),
+        );
+        let collection =
+            sys::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
+        let queue = sys::rd_kafka_queue_new(rk);
+        sys::rd_kafka_DescribeTopics(rk, collection, options, queue);
+        // The client itself answers at the timeout; the second is for its thread's turn.
+        let event = Event::poll(queue, timeout + Duration::from_secs(1));
+        let answer = match &event {
+            Some(event) => described(event),
+            None => Err(TopicIdError::NoAnswer("no answer in time".into())),
+        };
+        drop(event);
+        sys::rd_kafka_queue_destroy(queue);
+        sys::rd_kafka_TopicCollection_destroy(collection);
+        sys::rd_kafka_AdminOptions_destroy(options);
+        answer
+    }
+}
+
+fn described(event: &Event) -> Result<HashMap<String, Result<String, TopicIdError>>, TopicIdError> {
+    // SAFETY: the event is alive, and everything read here belongs to it.
+    unsafe {
+        let error = sys::rd_kafka_event_error(event.0);
+        if error != RD_KAFKA_RESP_ERR_NO_ERROR {
+            let words = text(sys::rd_kafka_event_error_string(event.0));
+            return Err(match RDKafkaErrorCode::from(error) {
+                // The broker's version lacks the call.
+                RDKafkaErrorCode::UnsupportedFeature => TopicIdError::Refused(words),
+                _ => TopicIdError::NoAnswer(words),
+            });
+        }
+        let result = sys::rd_kafka_event_DescribeTopics_result(event.0);
+        if result.is_null() {
+            return Err(TopicIdError::NoAnswer("an empty answer".into()));
+        }
+        let mut count = 0;
+        let topics = sys::rd_kafka_DescribeTopics_result_topics(result, &mut count);
+        let mut ids = HashMap::new();
+        for index in 0..count {
+            let topic = *topics.add(index);
+            let name = text(sys::rd_kafka_TopicDescription_name(topic));
+            ids.insert(name, topic_id(topic));
+        }
+        Ok(ids)
+    }
+}
+
+/// # Safety
+/// `topic` is alive.
+unsafe fn topic_id(topic: *const sys::rd_kafka_TopicDescription_t) -> Result<String, TopicIdError> {
+    // SAFETY: the caller's.
+    unsafe {
+        let error = sys::rd_kafka_TopicDescription_error(topic);
+        if !error.is_null() {
+            let code = sys::rd_kafka_error_code(error);
+            if code != RD_KAFKA_RESP_ERR_NO_ERROR {
+                let words = text(sys::rd_kafka_error_string(error));
+                return Err(match RDKafkaErrorCode::from(code) {
+                    RDKafkaErrorCode::TopicAuthorizationFailed => TopicIdError::Refused(words),
+                    _ => TopicIdError::NoAnswer(words),
+                });
+            }
+        }
+        let id = sys::rd_kafka_TopicDescription_topic_id(topic);
+        let zero = id.is_null()
+            || (sys::rd_kafka_Uuid_most_significant_bits(id) == 0
+                && sys::rd_kafka_Uuid_least_significant_bits(id) == 0);
+        if zero {
+            return Err(TopicIdError::Refused("the broker gives topics no id".into()));
+        }
+        // As Kafka's own tools print it.
+        let id = text(sys::rd_kafka_Uuid_base64str(id));
+        Ok(id.trim_end_matches('=').replace('+', "-").replace('/', "_"))
+    }
+}
+
+/// An event of a queue, destroyed when dropped.
+struct Event(*mut sys::rd_kafka_event_t);
+
+impl Event {
+    /// The next event, if one comes within `timeout`.
+    ///
+    /// # Safety
+    /// `queue` is alive.
+    unsafe fn poll(queue: *mut sys::rd_kafka_queue_t, timeout: Duration) -> Option<Self> {
+        // SAFETY: the caller's.
+        let event = unsafe { sys::rd_kafka_queue_poll(queue, milliseconds(timeout)) };
+        (!event.is_null()).then_some(Self(event))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: returned by `rd_kafka_queue_poll`, destroyed once.
+        unsafe { sys::rd_kafka_event_destroy(self.0) }
+    }
+}
+
+fn milliseconds(duration: Duration) -> c_int {
+    c_int::try_from(duration.as_millis()).unwrap_or(c_int::MAX)
+}
+
+/// # Safety
+/// `list` is null or alive for as long as the slice is used.
+unsafe fn elements<'a>(
+    list: *mut sys::rd_kafka_topic_partition_list_t,
+) -> &'a [sys::rd_kafka_topic_partition_t] {
+    // SAFETY: the caller's; a list has `cnt` elements.
+    unsafe {
+        match list.as_ref() {
+            Some(list) if list.cnt > 0 && !list.elems.is_null() => {
+                std::slice::from_raw_parts(list.elems, list.cnt as usize)
+            }
+            _ => &[],
+        }
+    }
+}
+
+/// # Safety
+/// `start` is null or has `size` bytes that live as long as the slice is used.
+unsafe fn bytes_of<'a>(start: *const c_void, size: usize) -> Option<&'a [u8]> {
+    // SAFETY: the caller's.
+    (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts(start.cast(), size) })
+}
+
+/// # Safety
+/// `start` is null or a string that ends with NUL.
+unsafe fn text(start: *const c_char) -> String {
+    if start.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller's.
+    unsafe { CStr::from_ptr(start) }.to_string_lossy().into_owned()
+}

@@ -1,0 +1,240 @@
+//! The consumer's thread.
+//!
+//! Purpose: polls always, so that a slow application never costs the membership. What was read
+//! goes into the bounded queue behind [`crate::shared`]. While that is full the thread first
+//! waits a moment (a pause throws away what librdkafka has fetched ahead), then pauses all
+//! partitions and goes on polling; it never seeks, so a resumed partition goes on behind the
+//! last record polled.
+//!
+//! Invariants: every call of librdkafka but the construction happens here, and each is bounded;
+//! the loop shows that it turns at least once a second.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use inboxd_contract::{Envelope, Origin};
+use rdkafka::Message;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
+use rdkafka::message::BorrowedMessage;
+use rdkafka::topic_partition_list::TopicPartitionList;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::commit::{self, Sent};
+use crate::context::{Context, Settings};
+use crate::identity::{Identity, Outcome};
+use crate::partitions::{Epoch, Record};
+use crate::raw;
+use crate::shared::{End, Shared};
+
+const PUBLISH_EVERY: Duration = Duration::from_millis(500);
+/// How long a full queue is waited for before partitions are paused.
+const FULL_FOR: Duration = Duration::from_millis(250);
+const POLL: Duration = Duration::from_millis(100);
+/// While paused: how soon a resume follows.
+const POLL_STALLED: Duration = Duration::from_millis(20);
+const POLLS_IN_A_ROW: usize = 256;
+
+/// See the module. Fields are dropped in order: a pending commit's queue before its client.
+pub(crate) struct Worker {
+    sent: Option<Sent>,
+    consumer: BaseConsumer<Context>,
+    shared: Arc<Shared>,
+    settings: Arc<Settings>,
+    identity: Option<Identity>,
+    next_commit: Instant,
+    published: Instant,
+    /// The queue to the engine was full for a while: everything is paused.
+    stalled: bool,
+    /// The last topic read, to share its name among records.
+    topic: Arc<str>,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        consumer: BaseConsumer<Context>,
+        shared: Arc<Shared>,
+        settings: Arc<Settings>,
+        identity: Option<Identity>,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            sent: None,
+            consumer,
+            next_commit: now + settings.commit_interval,
+            shared,
+            settings,
+            identity,
+            published: now,
+            stalled: false,
+            topic: Arc::from(""),
+        }
+    }
+
+    /// Until the source ends. Sends how the last commit went, when the consumer is gone.
+    pub(crate) fn run(mut self, done: oneshot::Sender<Result<(), String>>) {
+        let _watch = PanicWatch(Arc::clone(&self.shared));
+        let end = loop {
+            if let Some(end) = self.shared.lock().end {
+                break end;
+            }
+            if self.published.elapsed() >= PUBLISH_EVERY {
+                self.published = Instant::now();
+                self.shared.publish();
+            }
+            self.commit();
+            self.identify();
+            self.watch_room();
+            self.pause_and_resume();
+            self.poll();
+        };
+        let result = self.leave(end);
+        // Nobody waits for it after a drop.
+        let _ = done.send(result);
+    }
+
+    fn commit(&mut self) {
+        if self.sent.as_ref().is_some_and(|sent| sent.is_over(&self.shared)) {
+            self.sent = None;
+        }
+        if self.sent.is_none() && self.next_commit <= Instant::now() {
+            let metadata = self.settings.metadata.as_deref();
+            self.sent = Sent::send(self.consumer.client(), &self.shared, metadata);
+            self.next_commit = Instant::now() + self.settings.commit_interval;
+        }
+    }
+
+    /// Finds out what makes positions an identity, where that is asked for.
+    fn identify(&mut self) {
+        let Some(identity) = &mut self.identity else { return };
+        match identity.turn(self.consumer.client(), &self.shared) {
+            Outcome::Nothing => {}
+            Outcome::Found => self.shared.notify_arrived(),
+            Outcome::Failed(why) => self.shared.fail(why),
+        }
+    }
+
+    fn watch_room(&mut self) {
+        if self.stalled {
+            self.stalled = !self.shared.lock().partitions.is_half_empty();
+        } else if self.shared.lock().partitions.is_full() {
+            self.shared
+                .wait_while(FULL_FOR, |state| state.partitions.is_full() && state.end.is_none());
+            self.stalled = self.shared.lock().partitions.is_full();
+        }
+    }
+
+    fn pause_and_resume(&mut self) {
+        let (pause, resume) = self.shared.lock().partitions.to_pause(self.stalled);
+        self.set_paused(&pause, true);
+        self.set_paused(&resume, false);
+    }
+
+    fn set_paused(&mut self, epochs: &[Epoch], paused: bool) {
+        if epochs.is_empty() {
+            return;
+        }
+        let mut list = TopicPartitionList::with_capacity(epochs.len());
+        let mut state = self.shared.lock();
+        for (topic, partition) in epochs.iter().filter_map(|epoch| state.partitions.name(*epoch)) {
+            list.add_partition(&topic, partition);
+        }
+        // Before the call: what it purges must not look as if it had been read.
+        state.partitions.set_paused(epochs, paused);
+        drop(state);
+        let done = if paused { self.consumer.pause(&list) } else { self.consumer.resume(&list) };
+        match done {
+            Ok(()) => tracing::debug!(paused, partitions = epochs.len(), "back-pressure"),
+            Err(error) => {
+                // One that was revoked meanwhile; the others are tried again.
+                tracing::debug!(%error, paused, "partitions cannot be paused or resumed");
+                self.shared.lock().partitions.set_paused(epochs, !paused);
+            }
+        }
+    }
+
+    fn poll(&mut self) {
+        let mut timeout = if self.stalled { POLL_STALLED } else { POLL };
+        for _ in 0..POLLS_IN_A_ROW {
+            match self.consumer.poll(timeout) {
+                Some(Ok(message)) => {
+                    if *self.topic != *message.topic() {
+                        self.topic = Arc::from(message.topic());
+                    }
+                    receive(&self.shared, &self.topic, &message);
+                }
+                Some(Err(error)) => self.note(&error),
+                None => return,
+            }
+            if self.shared.lock().partitions.is_full() {
+                return;
+            }
+            timeout = Duration::ZERO;
+        }
+    }
+
+    /// Errors were told to the context already; a fatal one ends the source.
+    fn note(&self, error: &KafkaError) {
+        let Some((code, words)) = self.consumer.client().fatal_error() else {
+            tracing::debug!(%error, "consumer");
+            return;
+        };
+        if self.shared.lock().failure.is_none() {
+            self.shared.fail(format!(
+                "this member cannot go on in its group: {words} ({code}); with a static membership, \
+                 make sure that each member has a `group.instance.id` of its own, then restart"
+            ));
+        }
+    }
+
+    /// Commits, leaves the group and frees the consumer.
+    fn leave(self, end: End) -> Result<(), String> {
+        let Self { sent, consumer, shared, settings, .. } = self;
+        drop(sent);
+        shared.lock().partitions.stop_taking();
+        let committed = match end {
+            End::Drop => Ok(()),
+            End::Close(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let metadata = settings.metadata.as_deref();
+                // Some of the time is left for leaving.
+                let timeout = left.mul_f64(0.6);
+                commit::within(consumer.client(), &shared, None, metadata, timeout, || {
+                    // A rebalance in the way needs its callback.
+                    let _ = consumer.poll(Duration::from_millis(50));
+                })
+            }
+        };
+        let mut state = shared.lock();
+        state.partitions.lose_all();
+        state.health.close();
+        drop(state);
+        shared.publish();
+        drop(consumer);
+        committed.map_err(|error| format!("the last offsets were not committed: {error}"))
+    }
+}
+
+/// Tells the engine if the thread dies of a bug.
+struct PanicWatch(Arc<Shared>);
+
+impl Drop for PanicWatch {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail("the Kafka consumer's thread panicked: this is a bug of inboxd".into());
+        }
+    }
+}
+
+fn receive(shared: &Shared, topic: &Arc<str>, message: &BorrowedMessage<'_>) {
+    let (partition, offset) = (message.partition(), message.offset());
+    let origin =
+        Origin::Kafka { topic: Arc::clone(topic), partition, offset, position_scope: None };
+    let mut envelope = Envelope::new(origin, message.payload().map(Bytes::copy_from_slice));
+    envelope.key = message.key().map(Bytes::copy_from_slice);
+    envelope.headers = raw::headers(message);
+    envelope.fill_from_headers();
+    shared.receive(Record { topic, partition, offset, envelope, received_at: Instant::now() });
+}

@@ -1,0 +1,8 @@
+//! The Kafka source against real brokers: the shared Kafka of `scripts/services`, own ones
+//! where a test breaks its broker, and librdkafka's mock cluster.
+
+mod conformance;
+mod front;
+mod mock;
+mod produce;
+mod support;
