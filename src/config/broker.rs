@@ -38,6 +38,10 @@ pub(super) fn read(section: Section<'_>) -> Option<Broker> {
     let password = section.secret("password");
     let user = section.parse("user", |text| names::broker_text(text, NAME_BYTES_MAX));
     let heartbeat = section.duration("heartbeat", seconds(10), seconds(1)..=minutes(10));
+    if heartbeat.subsec_nanos() > 0 {
+        let fault = Fault::new("AMQP counts it in whole seconds", "leave the fraction out");
+        section.problem("heartbeat", fault);
+    }
     let properties = properties(&section);
     let broker = address.map(|address| {
         let vhost = vhost(&section, &address);

@@ -26,6 +26,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 pub use flags::Flags;
 pub use model::*;
@@ -40,7 +41,7 @@ use crate::engine::SubscriptionSettings;
 const FILE_BYTES_MAX: u64 = 4 * units::MIB;
 const SUBSCRIPTIONS_MAX: usize = 256;
 /// MySQL's lock timeouts are whole seconds, and a statement waits at most a fifth of the lease.
-const MYSQL_LEASE_MIN: std::time::Duration = units::seconds(5);
+const MYSQL_LEASE_MIN: Duration = units::seconds(5);
 
 /// Where a configuration comes from.
 #[derive(Default)]
@@ -207,10 +208,7 @@ fn check_consumer_ids(root: &Section<'_>, subscriptions: &[SubscriptionConfig]) 
 }
 
 /// Claims are made in batches for all subscriptions, so there is one lease: the longest.
-fn one_lease(
-    subscriptions: &mut [SubscriptionConfig],
-    notices: &mut Vec<String>,
-) -> std::time::Duration {
+fn one_lease(subscriptions: &mut [SubscriptionConfig], notices: &mut Vec<String>) -> Duration {
     let longest = subscriptions.iter().map(|subscription| subscription.settings.lease).max();
     let lease = longest.unwrap_or(units::seconds(15));
     for subscription in subscriptions {
@@ -226,12 +224,7 @@ fn one_lease(
     lease
 }
 
-fn check_lease(
-    root: &Section<'_>,
-    database: &DatabaseConfig,
-    lease: std::time::Duration,
-    consumes: bool,
-) {
+fn check_lease(root: &Section<'_>, database: &DatabaseConfig, lease: Duration, consumes: bool) {
     let shown = units::show_duration(lease);
     let section = root.section("database");
     for (key, retention) in

@@ -142,6 +142,15 @@ pub enum Declare {
     Classic,
 }
 
+/// What sort of queue it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueueKind {
+    /// A quorum queue.
+    Quorum,
+    /// A classic one.
+    Classic,
+}
+
 /// A queue of a RabbitMQ server.
 #[derive(Debug, Clone)]
 pub struct RabbitMqSourceConfig {
@@ -163,8 +172,12 @@ pub struct RabbitMqSourceConfig {
     pub prefetch: u16,
     /// Whether the queue is declared.
     pub declare: Declare,
+    /// What sort of queue it is, where it is known.
+    pub queue_kind: Option<QueueKind>,
     /// The queue is a single-active-consumer queue: the operator's word, or how to declare it.
     pub single_active_consumer: bool,
+    /// The order of the queue is kept.
+    pub ordered: bool,
 }
 
 /// Certificates of a TLS connection; none are the system's roots.

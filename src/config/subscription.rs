@@ -9,8 +9,8 @@ use super::address::BrokerKind;
 use super::broker::{Broker, tls_files};
 use super::identity;
 use super::model::{
-    CallbackConfig, Declare, HeadersCopy, KafkaSourceConfig, RabbitMqSourceConfig, SourceConfig,
-    Start, SubscriptionConfig,
+    CallbackConfig, Declare, HeadersCopy, KafkaSourceConfig, QueueKind, RabbitMqSourceConfig,
+    SourceConfig, Start, SubscriptionConfig,
 };
 use super::names;
 use super::problem::Fault;
@@ -30,6 +30,7 @@ pub(super) const SOURCE_KEYS: &[&str] = &[
     "prefetch",
     "declare",
     "single_active_consumer",
+    "queue_kind",
     "topics",
     "topic_pattern",
     "group",
@@ -423,7 +424,17 @@ fn rabbitmq(
         )
         .unwrap_or_default();
     let single_active_consumer = source.switch("single_active_consumer", false);
-    if ordering != Ordering::None && declare == Declare::Quorum && !single_active_consumer {
+    let queue_kind = source
+        .choice("queue_kind", &[("quorum", QueueKind::Quorum), ("classic", QueueKind::Classic)])
+        .or(match declare {
+            Declare::No => None,
+            Declare::Quorum => Some(QueueKind::Quorum),
+            Declare::Classic => Some(QueueKind::Classic),
+        });
+    if ordering != Ordering::None
+        && queue_kind == Some(QueueKind::Quorum)
+        && !single_active_consumer
+    {
         source.missing(
             "single_active_consumer",
             "set true: a quorum queue keeps an order only with a single active consumer",
@@ -439,6 +450,8 @@ fn rabbitmq(
         queue: queue.unwrap_or_default(),
         prefetch: source.count("prefetch", default_prefetch, 1..=u64::from(u16::MAX)) as u16,
         declare,
+        queue_kind,
         single_active_consumer,
+        ordered: ordering != Ordering::None,
     }
 }
