@@ -35,14 +35,17 @@ missing_build_packages() {
   done
 }
 
-# Makes the servers of the given kinds startable here, or says what is missing.
+# Installs the packages of the given kinds of servers, or says what is missing.
 install_servers() {
   local packages
   mapfile -t packages < <(missing_packages "$@" | sort -u)
   install_packages "${packages[@]}"
-  if [[ " $* " == *" kafka "* ]]; then
-    fetch_kafka
-  fi
+}
+
+# What no package has. Apart from the packages, so that it runs beside the start
+# of the other servers, and that without it those come up all the same.
+fetch_programs() {
+  [[ $1 != kafka ]] || fetch_kafka
 }
 
 install_packages() {

@@ -246,6 +246,7 @@ port_in_use() {
 # _answers and _finish return their failures themselves.
 start_instance() {
   local kind=$1 dir=$2 entry busy
+  fetch_programs "$kind"
   claim_dir "$kind" "$dir"
   entry=$(entry_of "$dir")
   if main_pid "$dir" >/dev/null && "${kind}_answers" "$dir"; then

@@ -99,6 +99,7 @@ shared_up() {
 shared_install() {
   shared_install_build
   install_servers "${kinds[@]}"
+  fetch_kafka
 }
 
 shared_install_build() {
