@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::batcher::Batcher;
 use super::flights::Flights;
 use super::keeper::{Keeper, Lease};
-use super::settings::RetrySettings;
+use super::settings::{HubSettings, RetrySettings};
 use crate::telemetry::{Metrics, StoreCall};
 
 /// Members of one call that carries keys and small columns.
@@ -38,10 +38,11 @@ const STORE_RETRY: RetrySettings =
     RetrySettings { initial: Duration::from_millis(50), factor: 2.0, cap: Duration::from_secs(2) };
 
 /// What the store's calls need.
-pub(super) struct Context {
-    pub(super) store: Arc<dyn InboxStore>,
+struct Context {
+    store: Arc<dyn InboxStore>,
     owner: OwnerId,
     lease: Duration,
+    retention: Duration,
     metrics: Metrics,
 }
 
@@ -87,16 +88,10 @@ const DEAD_LETTER: Op<DeadLetter, Settled> = |context, members| context.store.de
 const RELEASE: Op<Release, Settled> = |context, members| context.store.release(members);
 
 impl Hub {
-    /// Starts the batchers and the renewals. `random_seed` makes tokens and jitter: from the
-    /// operating system in production, chosen in a simulation.
-    pub fn start(
-        store: Arc<dyn InboxStore>,
-        owner: OwnerId,
-        lease: Duration,
-        metrics: Metrics,
-        random_seed: u64,
-    ) -> Arc<Self> {
-        let context = Arc::new(Context { store: store.clone(), owner, lease, metrics });
+    /// Starts the batchers and the renewals.
+    pub fn start(store: Arc<dyn InboxStore>, settings: HubSettings, metrics: Metrics) -> Arc<Self> {
+        let HubSettings { owner, lease, retention, random_seed } = settings;
+        let context = Arc::new(Context { store: store.clone(), owner, lease, retention, metrics });
         let keeper = Keeper::new(lease);
         let stop = CancellationToken::new();
         let renewals = tokio::spawn(keeper.clone().run(store, stop.clone()));
@@ -134,6 +129,10 @@ impl Hub {
 
     pub(super) fn lease(&self) -> Duration {
         self.context.lease
+    }
+
+    pub(super) fn retention(&self) -> Duration {
+        self.context.retention
     }
 
     pub(super) fn metrics(&self) -> &Metrics {

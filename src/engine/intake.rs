@@ -7,10 +7,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use inboxd_contract::{DeadReason, Delivery, InboxKey, MessageId, Outcome, Source, SourceError};
+use inboxd_contract::{
+    DeadReason, Delivery, InboxKey, MessageId, Outcome, Source, SourceError, SourcePhase,
+};
 use tokio::sync::watch;
 
 use super::budget::Permit;
+use super::horizon;
 use super::identity::{self, Identity};
 use super::journey::{self, Course, Item};
 use super::lanes::LaneKey;
@@ -29,6 +32,17 @@ const PROBE_EVERY_MAX: Duration = Duration::from_secs(2);
 pub(super) struct IntakeEnd {
     /// Given back to be closed; `None` after a permanent error.
     pub(super) source: Option<Box<dyn Source>>,
+}
+
+/// What the intake has waited for.
+enum Next {
+    Batch(Vec<Delivery>),
+    /// The endpoint is gone: wait until it is back.
+    Gone,
+    /// The source became ready for the first time.
+    FirstReady,
+    /// Deliveries without an id are held and no more come.
+    Quiet,
 }
 
 /// The intake of one subscription.
@@ -76,6 +90,8 @@ impl Intake {
         wait_for_callback(&self.shared).await;
         self.newcomer.learn(&self.shared).await;
         let mut gone = self.shared.gone.subscribe();
+        let mut status = self.source.status();
+        let mut horizon_is_known = false;
         loop {
             // The sender lives in `shared`.
             let _ = gone.wait_for(|gone| !gone).await;
@@ -88,15 +104,29 @@ impl Intake {
                 false => Duration::MAX,
             };
             let next = tokio::time::timeout(patience, self.source.next_batch(room));
-            let batch = tokio::select! {
-                batch = next => batch,
-                _ = gone.wait_for(|gone| *gone) => continue,
+            let next = tokio::select! {
+                batch = next => match batch {
+                    Ok(batch) => Next::Batch(batch?),
+                    Err(_) => Next::Quiet,
+                },
+                _ = gone.wait_for(|gone| *gone) => Next::Gone,
+                _ = status.wait_for(|status| status.phase == SourcePhase::Ready),
+                    if !horizon_is_known => Next::FirstReady,
             };
-            let Ok(batch) = batch else {
-                self.newcomer.pause(&self.shared).await;
-                continue;
+            let batch = match next {
+                Next::Batch(batch) => batch,
+                Next::Gone => continue,
+                Next::FirstReady => {
+                    horizon_is_known = true;
+                    let horizons = self.source.redelivery_horizon().await;
+                    horizon::tell(self.shared.hub.retention(), &horizons);
+                    continue;
+                }
+                Next::Quiet => {
+                    self.newcomer.pause(&self.shared).await;
+                    continue;
+                }
             };
-            let batch = batch?;
             for delivery in batch {
                 self.accept(delivery).await;
             }

@@ -11,6 +11,7 @@
 mod batcher;
 mod budget;
 mod flights;
+mod horizon;
 mod hub;
 mod identity;
 mod intake;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use inboxd_contract::ConsumerId;
+use inboxd_contract::{ConsumerId, OwnerId};
 
 /// In which order messages are forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -109,6 +109,19 @@ pub struct RetrySettings {
     pub factor: f32,
     /// The largest bound; also the cap of `Retry-After`.
     pub cap: Duration,
+}
+
+/// What all subscriptions of a process share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HubSettings {
+    /// This process life.
+    pub owner: OwnerId,
+    /// A claim's life; renewed at a third.
+    pub lease: Duration,
+    /// How long rows are kept; compared with how long the broker can redeliver.
+    pub retention: Duration,
+    /// Makes tokens and jitter: from the operating system in production, chosen in a simulation.
+    pub random_seed: u64,
 }
 
 /// One subscription.

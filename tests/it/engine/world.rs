@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use inboxd::admin::HealthRegistry;
 use inboxd::engine::{
-    Extractor, FingerprintOf, Hub, IdentitySettings, KeyFrom, OnIdConflict, OnMissingId, Ordering,
-    RetrySettings, Subscription, SubscriptionSettings,
+    Extractor, FingerprintOf, Hub, HubSettings, IdentitySettings, KeyFrom, OnIdConflict,
+    OnMissingId, Ordering, RetrySettings, Subscription, SubscriptionSettings,
 };
 use inboxd::telemetry::Metrics;
 use inboxd_conformance::{ensure, eventually};
@@ -204,8 +204,13 @@ impl World {
         let metrics = Metrics::new();
         let health = HealthRegistry::new(Duration::from_secs(30));
         let owner = OwnerId(uuid::Uuid::new_v4().to_string().into());
-        let seed = rand::random();
-        let hub = Hub::start(store, owner, settings.lease, metrics.clone(), seed);
+        let hub_settings = HubSettings {
+            owner,
+            lease: settings.lease,
+            retention: Duration::from_secs(14 * 86_400),
+            random_seed: rand::random(),
+        };
+        let hub = Hub::start(store, hub_settings, metrics.clone());
         let name = settings.name.to_string();
         let subscription = Subscription::start(
             &hub,
