@@ -1,0 +1,149 @@
+//! What a failure of the database means to the caller.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+use inboxd_contract::{ErrorClass, StoreError};
+
+/// A failure, shared by the members of a batch.
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    pub(crate) class: ErrorClass,
+    /// A lock of somebody else was met, or a deadlock.
+    pub(crate) locked: bool,
+    what: String,
+    source: Option<Arc<sqlx::Error>>,
+}
+
+impl Failure {
+    /// What `sqlx` reported while `doing` something.
+    pub(crate) fn of(doing: &str, error: sqlx::Error) -> Self {
+        let (class, locked) = classify(&error);
+        let what = match hint(&error) {
+            Some(hint) => format!("PostgreSQL: {doing} failed; {hint}"),
+            None => format!("PostgreSQL: {doing} failed"),
+        };
+        Self { class, locked, what, source: Some(Arc::new(error)) }
+    }
+
+    /// The call took too long and its connection was closed.
+    pub(crate) fn timed_out(doing: &str, after: std::time::Duration) -> Self {
+        Self {
+            class: ErrorClass::Transient,
+            locked: false,
+            what: format!("PostgreSQL: {doing} had no answer within {after:?}"),
+            source: None,
+        }
+    }
+
+    /// What is stored is not what was expected.
+    pub(crate) fn unreadable(what: String, error: sqlx::Error) -> Self {
+        let source = Some(Arc::new(error));
+        Self { class: ErrorClass::Permanent, locked: false, what, source }
+    }
+
+    /// Another try with fewer members may help some of them.
+    pub(crate) fn concerns_a_member(&self) -> bool {
+        self.locked || self.class == ErrorClass::Permanent
+    }
+}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        Self {
+            class: failure.class,
+            what: failure.what,
+            locked: failure.locked,
+            source: failure.source.map(|source| Box::new(Shared(source)) as _),
+        }
+    }
+}
+
+/// An error that several members of a batch have in common.
+#[derive(Debug)]
+struct Shared(Arc<sqlx::Error>);
+
+impl fmt::Display for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl Error for Shared {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source()
+    }
+}
+
+fn classify(error: &sqlx::Error) -> (ErrorClass, bool) {
+    use ErrorClass::{Bug, Permanent, Transient};
+    match error {
+        sqlx::Error::Database(database) => classify_code(database.code().as_deref()),
+        sqlx::Error::Io(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed
+        | sqlx::Error::BeginFailed => (Transient, false),
+        sqlx::Error::Tls(_) | sqlx::Error::Configuration(_) => (Permanent, false),
+        _ => (Bug, false),
+    }
+}
+
+/// By SQLSTATE.
+fn classify_code(code: Option<&str>) -> (ErrorClass, bool) {
+    use ErrorClass::{Permanent, Transient};
+    let Some(code) = code else { return (Permanent, false) };
+    match code {
+        // lock_not_available, deadlock_detected
+        "55P03" | "40P01" => (Transient, true),
+        // query_canceled; the plan of a statement changed by a migration; read-only after a
+        // failover; sessions that the server ended
+        "57014" | "0A000" | "25006" | "25P03" | "57P01" | "57P02" | "57P03" | "57P05" => {
+            (Transient, false)
+        }
+        // Connection exceptions; rollbacks; out of resources (connections, memory, disk); system.
+        _ if ["08", "40", "53", "58"].iter().any(|class| code.starts_with(class)) => {
+            (Transient, false)
+        }
+        _ => (Permanent, false),
+    }
+}
+
+fn hint(error: &sqlx::Error) -> Option<&'static str> {
+    let code = error.as_database_error()?.code()?;
+    match &*code {
+        "42P01" | "3F000" => Some("run `inboxd migrate`, or see database.schema and table_prefix"),
+        "26000" | "42P05" => {
+            Some("a transaction pooler does not keep prepared statements: see prepared_statements")
+        }
+        "42501" => Some("the database user lacks a right"),
+        "25006" => Some("the database is read-only (a standby, or a failover under way)"),
+        "53300" => Some("the server has no connection left"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_say_what_to_do() {
+        for code in ["08006", "40001", "57P01", "57P03", "25006", "53300", "53100", "57014"] {
+            assert_eq!(classify_code(Some(code)), (ErrorClass::Transient, false), "{code}");
+        }
+        for code in ["55P03", "40P01"] {
+            assert_eq!(classify_code(Some(code)), (ErrorClass::Transient, true), "{code}");
+        }
+        for code in ["22021", "23514", "42P01", "42501", "28P01", "3D000"] {
+            assert_eq!(classify_code(Some(code)), (ErrorClass::Permanent, false), "{code}");
+        }
+    }
+
+    #[test]
+    fn a_pool_that_is_exhausted_is_transient() {
+        assert!(StoreError::from(Failure::of("a claim", sqlx::Error::PoolTimedOut)).is_transient());
+    }
+}

@@ -1,0 +1,247 @@
+//! The store: the contract's calls, each handed to the module that does it.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use inboxd_contract::{
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, ErrorClass, InboxKey,
+    InboxStore, Look, Notes, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits,
+    SweepPolicy, SweepReport, Token,
+};
+use sqlx::Row;
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgRow};
+use sqlx::query::Query;
+
+use crate::batch::answer_each;
+use crate::claim::{Claiming, Counting, renew, unreadable};
+use crate::config::PostgresConfig;
+use crate::dead::Burying;
+use crate::error::Failure;
+use crate::look::{look, parked};
+use crate::migrate::migrate;
+use crate::session::{LockWait, Sessions};
+use crate::settle::{Completing, Releasing};
+use crate::sql::Sql;
+use crate::sweep::sweep;
+
+/// A field ends at 1 GiB, and so does a message of the protocol; half of it leaves room for
+/// everything beside the body.
+const BODY_BYTES_MAX: u64 = 512 * 1024 * 1024;
+
+/// An inbox on PostgreSQL 13 or later.
+pub struct PostgresStore {
+    /// Everything but renewals.
+    sessions: Sessions,
+    /// Renewals: a pool of one, so that they never queue behind other calls.
+    renewals: Sessions,
+    sql: Sql,
+    /// Names the advisory lock of sweeps.
+    sweep_lock: String,
+    config: PostgresConfig,
+    options: PgConnectOptions,
+    migrate_options: PgConnectOptions,
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.describe())
+    }
+}
+
+impl PostgresStore {
+    /// A store for this configuration. Connections are made when they are needed, so a database
+    /// that is not there yet shows in [`PostgresStore::migrate`] or in the first call, as a
+    /// transient error.
+    ///
+    /// # Errors
+    /// Permanent: a value of the configuration is not usable; the message names it.
+    pub fn connect(config: PostgresConfig) -> Result<Self, StoreError> {
+        let checked = || {
+            config.validate()?;
+            Ok((config.connect_options()?, config.migrate_options()?))
+        };
+        let (options, migrate_options) =
+            checked().map_err(|error: crate::PostgresConfigError| {
+                StoreError::new(ErrorClass::Permanent, error.to_string(), error)
+            })?;
+        let qualifier = config.table_qualifier();
+        Ok(Self {
+            sessions: Sessions::new(&config, options.clone(), config.pool_max),
+            renewals: Sessions::new(&config, options.clone(), 1),
+            sql: Sql::new(&qualifier),
+            sweep_lock: format!("inboxd sweep {qualifier}"),
+            options,
+            migrate_options,
+            config,
+        })
+    }
+
+    /// Creates or updates the tables. Safe while other instances do the same; does nothing and
+    /// needs no rights where all is up to date.
+    ///
+    /// # Errors
+    /// Transient: the database is not there. Permanent: a right is missing, or the database has a
+    /// breaking migration that this binary does not know.
+    pub async fn migrate(&self) -> Result<(), StoreError> {
+        migrate(&self.config, &self.migrate_options).await
+    }
+
+    /// One statement in a transaction of its own.
+    async fn one(
+        &self,
+        doing: &str,
+        query: Query<'_, sqlx::Postgres, PgArguments>,
+    ) -> Result<Vec<PgRow>, Failure> {
+        let call = async {
+            let mut work = self.sessions.begin(LockWait::Whole).await?;
+            let rows = work.rows(doing, query).await;
+            work.end(rows).await
+        };
+        self.sessions.bounded(doing, call).await
+    }
+}
+
+/// Serves the first request of each key; the others wait for it.
+async fn claim_distinct(
+    operation: &Claiming<'_>,
+    requests: &[ClaimRequest],
+) -> Vec<Result<ClaimAnswer, StoreError>> {
+    let mut seen = HashSet::with_capacity(requests.len());
+    let first: Vec<bool> = requests.iter().map(|request| seen.insert(&request.claim.key)).collect();
+    // The statements lock in the order of keys themselves; sorting here makes parts of a
+    // batch that was split go in that order too, and costs little.
+    let mut order: Vec<usize> = (0..requests.len()).filter(|index| first[*index]).collect();
+    order.sort_by(|left, right| requests[*left].claim.key.cmp(&requests[*right].claim.key));
+    let distinct: Vec<ClaimRequest> = order.iter().map(|index| requests[*index].clone()).collect();
+    let answers = answer_each(operation, &distinct).await;
+    let mut placed: Vec<Option<Result<ClaimAnswer, StoreError>>> =
+        requests.iter().map(|_| None).collect();
+    for (index, answer) in order.into_iter().zip(answers) {
+        placed[index] = Some(answer);
+    }
+    placed
+        .into_iter()
+        .map(|answer| answer.unwrap_or(Ok(ClaimAnswer::Busy { wait: operation.lease })))
+        .collect()
+}
+
+#[async_trait]
+impl Notes for PostgresStore {
+    async fn note(&self, key: &str) -> Result<Option<String>, StoreError> {
+        let rows = self.one("reading a note", sqlx::query(self.sql.note()).bind(key)).await?;
+        let value = rows.first().map(|row| row.try_get(0)).transpose();
+        Ok(value.map_err(unreadable)?)
+    }
+
+    async fn note_once(&self, key: &str, value: &str) -> Result<String, StoreError> {
+        let insert = sqlx::query(self.sql.note_once()).bind(key).bind(value);
+        self.one("storing a note", insert).await?;
+        // Whoever was first has committed: the insert waited for it.
+        self.note(key).await?.ok_or_else(|| {
+            StoreError::transient("PostgreSQL: a note was removed while it was stored")
+        })
+    }
+
+    async fn set_note(&self, key: &str, value: &str) -> Result<(), StoreError> {
+        let query = sqlx::query(self.sql.set_note()).bind(key).bind(value);
+        self.one("storing a note", query).await?;
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl InboxStore for PostgresStore {
+    fn limits(&self) -> StoreLimits {
+        StoreLimits { body_bytes_max: BODY_BYTES_MAX }
+    }
+
+    fn describe(&self) -> String {
+        let place = match self.options.get_socket() {
+            Some(socket) => format!("{}", socket.display()),
+            None => format!("{}:{}", self.options.get_host(), self.options.get_port()),
+        };
+        let database = self.options.get_database().unwrap_or(self.options.get_username());
+        format!(
+            "PostgreSQL at {place}, database {database}, tables {}inbox_*; a fail-over to an \
+             asynchronous standby may lose what was acknowledged",
+            self.config.table_qualifier()
+        )
+    }
+
+    async fn claim(
+        &self,
+        owner: &OwnerId,
+        lease: Duration,
+        requests: &[ClaimRequest],
+    ) -> Vec<Result<ClaimAnswer, StoreError>> {
+        let operation = Claiming { sessions: &self.sessions, sql: &self.sql, owner, lease };
+        claim_distinct(&operation, requests).await
+    }
+
+    async fn renew(&self, lease: Duration, claims: &[Claim]) -> Result<Vec<Token>, StoreError> {
+        Ok(renew(&self.renewals, &self.sql, lease, claims).await?)
+    }
+
+    async fn count_attempts(&self, claims: &[Claim]) -> Vec<Result<Attempt, StoreError>> {
+        answer_each(&Counting { sessions: &self.sessions, sql: &self.sql }, claims).await
+    }
+
+    async fn complete(&self, completions: &[Completion]) -> Vec<Result<Settled, StoreError>> {
+        answer_each(&Completing { sessions: &self.sessions, sql: &self.sql }, completions).await
+    }
+
+    async fn dead_letter(&self, letters: &[DeadLetter]) -> Vec<Result<Settled, StoreError>> {
+        let operation = Burying { sessions: &self.sessions, sql: &self.sql };
+        let mut answers = Vec::with_capacity(letters.len());
+        for letter in letters {
+            answers.extend(answer_each(&operation, std::slice::from_ref(letter)).await);
+        }
+        answers
+    }
+
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Settled, StoreError>> {
+        answer_each(&Releasing { sessions: &self.sessions, sql: &self.sql }, releases).await
+    }
+
+    async fn look(&self, keys: &[InboxKey]) -> Result<Vec<Look>, StoreError> {
+        let call = async {
+            let mut work = self.sessions.begin(LockWait::Whole).await?;
+            let keys: Vec<&InboxKey> = keys.iter().collect();
+            let sights = look(&mut work, &self.sql, &keys).await;
+            work.end(sights).await
+        };
+        let sights = self.sessions.bounded("the look", call).await?;
+        Ok(sights.into_iter().map(|sight| sight.look).collect())
+    }
+
+    async fn parked(&self, key: &InboxKey) -> Result<Vec<ParkedCopy>, StoreError> {
+        let call = async {
+            let mut work = self.sessions.begin(LockWait::Whole).await?;
+            let copies = parked(&mut work, &self.sql, key).await;
+            work.end(copies).await
+        };
+        Ok(self.sessions.bounded("reading parked rows", call).await?)
+    }
+
+    async fn sweep(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError> {
+        Ok(sweep(&self.sessions, &self.sql, &self.sweep_lock, policy).await?)
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        let rows = self.one("a ping", sqlx::query(self.sql.ping())).await?;
+        let read_only = rows.first().map(|row| row.try_get::<bool, _>(0)).transpose();
+        if read_only.map_err(unreadable)? == Some(true) {
+            return Err(StoreError::transient(
+                "PostgreSQL is read-only (a standby, or a failover under way)",
+            ));
+        }
+        Ok(())
+    }
+
+    async fn close(&self) {
+        self.sessions.close().await;
+        self.renewals.close().await;
+    }
+}
