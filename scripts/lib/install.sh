@@ -111,7 +111,7 @@ fetch_kafka() (
 # The broker alone comes without a logging back end and would fail in silence.
 kafka_pom() {
   cat <<POM
-<project xmlns="http://maven.apache.org/POM/4.0.0">
+<project>
   <modelVersion>4.0.0</modelVersion>
   <groupId>inboxd.test</groupId>
   <artifactId>kafka</artifactId>

@@ -25,7 +25,7 @@ local_possible() {
   can_install || [[ -z $(missing_packages "$1") ]]
 }
 
-# Which way a server comes. A variable that only repeats what we wrote into the
+# Which way a server comes; `engine` is the caller's. A variable that only repeats what we wrote into the
 # env file ourselves (somebody sourced it) is not the caller's choice.
 way_of() {
   local kind=$1 variable url ours=''
@@ -39,7 +39,7 @@ way_of() {
       compose | local) printf '%s\n' "$INBOXD_TEST_SERVERS" ;;
       *) die "INBOXD_TEST_SERVERS is $INBOXD_TEST_SERVERS; it can be compose or local." ;;
     esac
-  elif engine_answers; then
+  elif [[ $engine == yes ]]; then
     printf 'compose\n'
   elif local_possible "$kind"; then
     printf 'local\n'
@@ -60,9 +60,10 @@ lock_state() {
 
 shared_up() {
   local kind way failed=() local_kinds=() compose_kinds=() pids=() names=() i
-  local started_at=$SECONDS
+  local started_at=$SECONDS engine=no
   lock_state
   shared_install_build
+  ! engine_answers || engine=yes
   for kind in "${kinds[@]}"; do
     way=$(way_of "$kind")
     printf '%s\n' "$way" >"$state_dir/$kind.way"
