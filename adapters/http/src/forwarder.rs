@@ -6,6 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use inboxd_contract::{ForwardRequest, Forwarder, RetryReason, Verdict};
 use reqwest::{Certificate, Client, Identity, Request};
@@ -84,7 +85,13 @@ impl HttpForwarder {
     fn request(&self, request: &ForwardRequest<'_>) -> Request {
         let mut post = Request::new(Method::POST, self.callback.url().clone());
         *post.headers_mut() = headers::build(&self.rule, &self.fixed, request);
-        *post.body_mut() = Some(request.envelope.body.clone().unwrap_or_default().into());
+        match request.envelope.body.clone().filter(|body| !body.is_empty()) {
+            Some(body) => *post.body_mut() = Some(body.into()),
+            // The client leaves the length of nothing out, and strict servers answer 411.
+            None => {
+                post.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+            }
+        }
         post
     }
 

@@ -37,11 +37,14 @@ fn reason(error: &reqwest::Error) -> RetryReason {
     }
 }
 
-/// A complaint of TLS, from either side: a certificate, an alert, something that is no TLS. An
-/// I/O error wraps it without naming it as its source.
+/// A complaint of TLS, from either side: a certificate, an alert, something that is no TLS.
+/// I/O errors wrap it, and each other, without naming what they wrap as their source.
 fn is_tls(error: &(dyn Error + 'static)) -> bool {
+    if error.is::<rustls::Error>() {
+        return true;
+    }
     let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-    error.is::<rustls::Error>() || wrapped.is_some_and(|inner| inner.is::<rustls::Error>())
+    wrapped.is_some_and(|inner| is_tls(inner))
 }
 
 fn chain(error: &reqwest::Error) -> impl Iterator<Item = &(dyn Error + 'static)> {

@@ -172,6 +172,3 @@ fn put(headers: &mut HeaderMap, name: &'static str, value: &str) {
         headers.insert(HeaderName::from_static(name), value);
     }
 }
-
-#[cfg(test)]
-mod tests;

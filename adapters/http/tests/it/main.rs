@@ -1,0 +1,13 @@
+//! The HTTP forwarder: the conformance suite, and what only HTTP has.
+
+mod bytes;
+mod cloud_events;
+mod conformance;
+mod connection;
+mod goaway;
+mod limits;
+mod proxy;
+mod response;
+mod support;
+mod tls;
+mod trace;
