@@ -1,6 +1,8 @@
 //! inboxd: an inbox sidecar.
 
 pub mod admin;
+pub mod app;
+pub mod cli;
 pub mod config;
 #[cfg(all(feature = "kafka", feature = "sqlite"))]
 pub mod demo;

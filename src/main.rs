@@ -1,3 +1,7 @@
 //! The inboxd binary.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    inboxd::cli::main()
+}

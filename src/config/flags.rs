@@ -1,9 +1,12 @@
 //! The command line as the uppermost layer.
 
+use std::path::PathBuf;
+
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::{Address, BrokerKind, parse};
 use super::problem::{Fault, Place, Problem, Problems};
+use super::reader::read_secret;
 use super::subscription::{SOURCE_KEYS, SUBSCRIPTION_KEYS};
 use super::tree::{Node, Table, Value, get, remove, set};
 
@@ -164,4 +167,49 @@ fn add_parameter(layer: &mut Table, name: &str, key: &str, node: Node, problems:
     };
     let path: Vec<&str> = parent.iter().copied().chain(segments).collect();
     set(layer, &path, node);
+}
+
+/// What one secret was given by on one level: itself, or a file that holds it, with the names
+/// of both.
+pub struct Given {
+    /// The value and its name.
+    pub value: (Option<SecretString>, &'static str),
+    /// The file and its name.
+    pub file: (Option<PathBuf>, &'static str),
+}
+
+impl Flags {
+    /// The secret of the first level that has one; what is wrong with it goes to `problems`.
+    pub fn secret(&mut self, levels: impl IntoIterator<Item = Given>) -> Flag<SecretString> {
+        for Given { value: (value, name), file: (file, file_name) } in levels {
+            match (value, file) {
+                (None, None) => {}
+                (Some(value), None) => return Some((value, name)),
+                (Some(_), Some(_)) => {
+                    let fault = Fault::new(
+                        format!("{name} is there too"),
+                        format!("give {name} or {file_name}, not both"),
+                    );
+                    self.problem(file_name, fault);
+                    return None;
+                }
+                (None, Some(path)) => {
+                    return read_secret(&path)
+                        .map(|value| (value, file_name))
+                        .map_err(|fault| self.problem(file_name, fault))
+                        .ok();
+                }
+            }
+        }
+        None
+    }
+
+    fn problem(&mut self, name: &'static str, fault: Fault) {
+        self.problems.push(Problem {
+            place: Place::Flag(name),
+            key: String::new(),
+            what: fault.what,
+            remedy: fault.remedy,
+        });
+    }
 }

@@ -28,7 +28,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use flags::Flags;
+pub use flags::{Flag, Flags, Given};
 pub use model::*;
 pub use problem::{ConfigError, Place, Problem};
 

@@ -63,12 +63,14 @@ pub struct DatabaseConfig {
     pub migrate_url: Option<SecretString>,
     /// Connections that work at once, beside the one that renews leases.
     pub pool_max: u32,
-    /// PostgreSQL's schema.
+    /// PostgreSQL's schema; MySQL's database instead of the one that the URL names.
     pub schema: Option<String>,
     /// Before each table's name.
     pub table_prefix: String,
     /// MySQL: a server that does not flush at commit is taken all the same.
-    pub allow_relaxed_durability: bool,
+    pub allow_weak_durability: bool,
+    /// PostgreSQL: false behind a pooler that does not know prepared statements.
+    pub prepared_statements: bool,
     /// How long rows of processed messages are kept.
     pub retention: Duration,
     /// How long dead letters are kept.

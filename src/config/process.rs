@@ -12,7 +12,7 @@ use crate::telemetry::{LogFormat, LogSettings};
 
 const ADMIN_LISTEN: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7461);
-const IDENTIFIER_BYTES_MAX: usize = 63;
+const SCHEMA_BYTES_MAX: usize = 41;
 const PREFIX_BYTES_MAX: usize = 32;
 const TOKEN_BYTES_MIN: usize = 16;
 
@@ -100,7 +100,8 @@ pub(super) fn database(section: Section<'_>) -> DatabaseConfig {
         table_prefix: section
             .parse("table_prefix", |text| names::identifier(text, PREFIX_BYTES_MAX))
             .unwrap_or_default(),
-        allow_relaxed_durability: section.switch("allow_relaxed_durability", false),
+        allow_weak_durability: section.switch("allow_weak_durability", false),
+        prepared_statements: section.switch("prepared_statements", true),
         retention: section.duration("retention", days(14), seconds(1)..=days(3_650)),
         dead_retention: section.duration("dead_retention", days(90), seconds(1)..=days(3_650)),
         sweep_interval: section.duration(
@@ -139,21 +140,13 @@ fn migrate_url(section: &Section<'_>, url: &DatabaseUrl) -> Option<secrecy::Secr
 }
 
 fn schema(section: &Section<'_>, url: &DatabaseUrl) -> Option<String> {
-    let schema = section.parse("schema", |text| names::identifier(text, IDENTIFIER_BYTES_MAX));
-    match url {
-        DatabaseUrl::Postgres(_) => schema.filter(|schema| !schema.is_empty()),
-        DatabaseUrl::Sqlite(_) | DatabaseUrl::MySql(_) if schema.is_some() => {
-            section.problem(
-                "schema",
-                Fault::new(
-                    "only PostgreSQL has schemas beside databases",
-                    "name the database in the url, or set table_prefix",
-                ),
-            );
-            None
-        }
-        DatabaseUrl::Sqlite(_) | DatabaseUrl::MySql(_) => None,
+    let schema = section.parse("schema", |text| names::identifier(text, SCHEMA_BYTES_MAX))?;
+    if matches!(url, DatabaseUrl::Sqlite(_)) {
+        let fault = Fault::new("SQLite has no schemas", "leave it out, or set table_prefix");
+        section.problem("schema", fault);
+        return None;
     }
+    Some(schema).filter(|schema| !schema.is_empty())
 }
 
 /// `shutdown_grace` and `stale_after`.

@@ -1,0 +1,378 @@
+//! The wiring: from a configuration to a running process, and back to nothing.
+//!
+//! In order: listeners, so that probes are answered from the first moment; the store, waited
+//! for as long as it takes; sources and forwarders; the engine; then a signal, and all of it in
+//! reverse within the grace period. Every task has an owner here that stops it.
+//!
+//! What it does not do: decide anything about a message.
+
+mod signals;
+mod sources;
+mod store;
+mod upkeep;
+
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use futures::stream::{FuturesUnordered, StreamExt as _};
+use inboxd_contract::{InboxStore, OwnerId, SourceError, StoreError};
+use rand::Rng as _;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::admin::{AdminServer, Endpoints, HealthRegistry};
+use crate::config::Config;
+use crate::engine::{Hub, HubSettings, Subscription};
+use crate::telemetry::Metrics;
+
+use signals::Signals;
+use upkeep::Upkeep;
+
+/// `EX_CONFIG`: the configuration is refused.
+pub const EXIT_CONFIG: u8 = 78;
+/// `EX_UNAVAILABLE`: a dependency cannot be used, and trying again does not help.
+pub const EXIT_UNAVAILABLE: u8 = 69;
+const EXIT_FAILURE: u8 = 1;
+
+const INBOX_ID: &str = "inbox_id";
+const HOST_NAME_BYTES_MAX: usize = 64;
+/// Kept back from the grace period for what comes after the subscriptions.
+const GRACE_MARGIN: Duration = Duration::from_secs(1);
+const STORE_CLOSE_WITHIN: Duration = Duration::from_secs(1);
+
+type BoxedError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why a command ended otherwise than asked.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// A value can only be refused by the library it is meant for.
+    #[error("{key} is refused")]
+    Config {
+        /// The key, in the form of the file.
+        key: String,
+        /// What is wrong with it.
+        #[source]
+        source: BoxedError,
+    },
+    /// The inbox cannot be used.
+    #[error("the inbox cannot be used")]
+    Store(#[source] StoreError),
+    /// Every subscription ended with an error.
+    #[error("all subscriptions have ended: {0}")]
+    AllEnded(String),
+    /// An address cannot be listened on.
+    #[error("{key} cannot be listened on: is the port taken? set {key}.listen to another")]
+    Listen {
+        /// `admin` or `health`.
+        key: &'static str,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The operating system gives no signals.
+    #[error("signals cannot be received")]
+    Signals(#[source] std::io::Error),
+    /// The binary was built without it.
+    #[error("this binary was built without the feature {0}")]
+    Feature(&'static str),
+}
+
+impl AppError {
+    /// The process's exit code.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Config { .. } | Self::Feature(_) => EXIT_CONFIG,
+            Self::Store(_) | Self::AllEnded(_) => EXIT_UNAVAILABLE,
+            Self::Listen { .. } | Self::Signals(_) => EXIT_FAILURE,
+        }
+    }
+}
+
+/// Consumes until a signal, or until every subscription has ended with an error.
+///
+/// # Errors
+/// What keeps it from starting, or that every subscription has ended.
+pub async fn run(config: Config) -> Result<(), AppError> {
+    let signals = Signals::listen().map_err(AppError::Signals)?;
+    for notice in &config.notices {
+        tracing::warn!("{notice}");
+    }
+    let health = HealthRegistry::new(config.stale_after);
+    let metrics = Metrics::new();
+    let endpoints = Endpoints { health: health.clone(), metrics: metrics.clone() };
+    let servers = listen(&config, &endpoints).await?;
+    // Named before the first is tried, so that nothing looks ready too early.
+    let database = health.dependency("database");
+    for subscription in &config.subscriptions {
+        health.subscription(&subscription.settings.name).set_source(false, "not started yet");
+    }
+
+    let store = tokio::select! {
+        biased;
+        () = signals.first() => None,
+        store = store::open(&config.database, config.lease, &database) => Some(store?),
+    };
+    let ended = match store {
+        Some(store) => {
+            let upkeep = Upkeep::start(store.clone(), &config.database, metrics.clone(), database);
+            let ended = consume(&config, &store, &health, &metrics, &signals).await;
+            health.set_draining();
+            upkeep.stop().await;
+            if tokio::time::timeout(STORE_CLOSE_WITHIN, store.close()).await.is_err() {
+                tracing::debug!("the database's connections did not close in time");
+            }
+            ended
+        }
+        None => Ok(()),
+    };
+    join_all(servers.into_iter().map(AdminServer::close)).await;
+    if ended.is_ok() {
+        tracing::info!("stopped");
+    }
+    ended
+}
+
+/// Creates or updates the tables.
+///
+/// # Errors
+/// A database that refuses it, or that is not there for a minute.
+pub async fn migrate(config: Config) -> Result<(), AppError> {
+    let signals = Signals::listen().map_err(AppError::Signals)?;
+    let database = HealthRegistry::new(config.stale_after).dependency("database");
+    let migration = store::open(&config.database, config.lease, &database);
+    let store = tokio::select! {
+        biased;
+        () = signals.first() => return Ok(()),
+        store = tokio::time::timeout(store::MIGRATE_WITHIN, migration) => match store {
+            Ok(store) => store?,
+            Err(_) => return Err(AppError::Store(StoreError::transient(format!(
+                "the database did not answer within {:?}; is it running, and is the URL right?",
+                store::MIGRATE_WITHIN
+            )))),
+        },
+    };
+    tracing::info!("the tables are up to date: {}", store.describe());
+    store.close().await;
+    Ok(())
+}
+
+async fn listen(config: &Config, endpoints: &Endpoints) -> Result<Vec<AdminServer>, AppError> {
+    let mut servers = Vec::new();
+    let wanted = [
+        ("admin", config.admin.listen, config.admin.token.as_ref()),
+        ("health", config.health_listen, None),
+    ];
+    for (key, address, token) in wanted {
+        let Some(address) = address else { continue };
+        let server = AdminServer::start(address, endpoints.clone(), token)
+            .await
+            .map_err(|source| AppError::Listen { key, source })?;
+        tracing::info!(address = %server.address(), "listening ({key})");
+        servers.push(server);
+    }
+    Ok(servers)
+}
+
+/// Starts the subscriptions, waits for the end, and drains them.
+async fn consume(
+    config: &Config,
+    store: &Arc<dyn InboxStore>,
+    health: &HealthRegistry,
+    metrics: &Metrics,
+    signals: &Signals,
+) -> Result<(), AppError> {
+    let inbox_id = tokio::select! {
+        biased;
+        () = signals.first() => return Ok(()),
+        id = inbox_id(&**store) => id?,
+    };
+    tell_start(config, &**store, &inbox_id);
+    let hub = Hub::start(store.clone(), hub_settings(config), metrics.clone());
+    let subscriptions = match start(config, store, &inbox_id, &hub, health, metrics) {
+        Ok(subscriptions) => subscriptions,
+        Err(error) => {
+            hub.close().await;
+            return Err(error);
+        }
+    };
+    let ended = tokio::select! {
+        biased;
+        () = signals.first() => Ok(()),
+        reason = all_failed(&subscriptions) => Err(AppError::AllEnded(reason)),
+    };
+    health.set_draining();
+    let grace = config.shutdown_grace;
+    drain(&subscriptions, grace - GRACE_MARGIN.min(grace / 10)).await;
+    hub.close().await;
+    ended
+}
+
+/// The inbox's own id: replicas that do not share it do not deduplicate together.
+async fn inbox_id(store: &dyn InboxStore) -> Result<String, AppError> {
+    let fresh = Uuid::new_v4().to_string();
+    store::persist("read the inbox's id", || store.note_once(INBOX_ID, &fresh))
+        .await
+        .map_err(AppError::Store)
+}
+
+fn tell_start(config: &Config, store: &dyn InboxStore, inbox_id: &str) {
+    let sum = |of: fn(&crate::engine::SubscriptionSettings) -> usize| -> usize {
+        config.subscriptions.iter().map(|subscription| of(&subscription.settings)).sum()
+    };
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        inbox_id,
+        subscriptions = config.subscriptions.len(),
+        in_flight_max = sum(|settings| settings.in_flight_max),
+        in_flight_bytes_max = sum(|settings| settings.in_flight_bytes_max),
+        "{}",
+        store.describe()
+    );
+}
+
+fn hub_settings(config: &Config) -> HubSettings {
+    HubSettings {
+        owner: owner(),
+        lease: config.lease,
+        retention: config.database.retention,
+        random_seed: rand::rng().random(),
+    }
+}
+
+/// One life of one process.
+fn owner() -> OwnerId {
+    let host = hostname::get().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
+    let host: String =
+        host.chars().filter(|c| c.is_ascii_graphic()).take(HOST_NAME_BYTES_MAX).collect();
+    OwnerId(format!("{host}/{}/{}", std::process::id(), Uuid::new_v4().simple()).into())
+}
+
+fn start(
+    config: &Config,
+    store: &Arc<dyn InboxStore>,
+    inbox_id: &str,
+    hub: &Arc<Hub>,
+    health: &HealthRegistry,
+    metrics: &Metrics,
+) -> Result<Vec<Subscription>, AppError> {
+    // All are checked before one begins to consume.
+    let forwarders =
+        config.subscriptions.iter().map(sources::forwarder).collect::<Result<Vec<_>, _>>()?;
+    let started = config.subscriptions.iter().zip(forwarders).map(|(subscription, forwarder)| {
+        let mut settings = subscription.settings.clone();
+        settings.body_bytes_max = body_limit(&settings, &**store);
+        let name = settings.name.clone();
+        let source = sources::source(subscription, store, inbox_id)?;
+        Ok(Subscription::start(
+            hub,
+            settings,
+            source,
+            forwarder,
+            metrics.subscription(&name),
+            health.subscription(&name),
+        ))
+    });
+    started.collect()
+}
+
+/// Never above what the database takes beside a row's other columns.
+fn body_limit(settings: &crate::engine::SubscriptionSettings, store: &dyn InboxStore) -> u64 {
+    let limit = store.limits().body_bytes_max;
+    if limit < settings.body_bytes_max {
+        tracing::warn!(
+            subscription = %settings.name,
+            body_bytes_max = limit,
+            "the database takes no larger bodies than this; larger ones become dead letters \
+             without their body"
+        );
+    }
+    settings.body_bytes_max.min(limit)
+}
+
+/// Resolves when every subscription has ended with an error, with what they said.
+async fn all_failed(subscriptions: &[Subscription]) -> String {
+    let mut failing: FuturesUnordered<_> = subscriptions
+        .iter()
+        .map(|subscription| async move { (subscription.name(), subscription.failed().await) })
+        .collect();
+    let mut reasons = Vec::new();
+    while let Some((name, reason)) = failing.next().await {
+        let left = failing.len();
+        tracing::error!(
+            code = "source_ended",
+            subscription = name,
+            left,
+            "the subscription has ended and is not started again; restart the process once the \
+             cause is mended: {reason}"
+        );
+        reasons.push(format!("{name}: {reason}"));
+    }
+    if reasons.is_empty() {
+        return pending().await;
+    }
+    reasons.join("; ")
+}
+
+async fn drain(subscriptions: &[Subscription], grace: Duration) {
+    let deadline = Instant::now() + grace;
+    for subscription in subscriptions {
+        subscription.stop();
+    }
+    let in_flight: usize = subscriptions.iter().map(Subscription::in_flight).sum();
+    tracing::info!(in_flight, ?grace, "draining: nothing new starts");
+    join_all(subscriptions.iter().map(|subscription| async move {
+        let name = subscription.name();
+        let report = subscription.drain(deadline).await;
+        match report.closed {
+            Ok(()) => tracing::info!(subscription = name, cut = report.cut, "drained"),
+            Err(error) => tell_unclosed(name, report.cut, &error),
+        }
+    }))
+    .await;
+}
+
+fn tell_unclosed(name: &str, cut: usize, error: &SourceError) {
+    tracing::warn!(
+        subscription = name,
+        cut,
+        %error,
+        "drained, but the source did not close well: what was settled last may be delivered again, \
+         and is suppressed then"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_tell_what_kind_of_end_it_was() {
+        let config =
+            AppError::Config { key: "subscription.a.callback".into(), source: "no".into() };
+        assert_eq!(config.exit_code(), 78);
+        assert_eq!(AppError::AllEnded("a: gone".into()).exit_code(), 69);
+        assert_eq!(AppError::Store(StoreError::permanent("no right")).exit_code(), 69);
+    }
+
+    #[test]
+    fn an_owner_fits_its_column_and_is_one_life() {
+        let (one, other) = (owner(), owner());
+        assert!(one.0.len() <= 128);
+        assert_ne!(one, other);
+    }
+
+    #[tokio::test]
+    async fn an_inbox_keeps_its_id() {
+        let store = inboxd_memory::MemoryStore::new();
+        let first = inbox_id(&store).await.unwrap();
+        assert_eq!(inbox_id(&store).await.unwrap(), first);
+    }
+
+    #[tokio::test]
+    async fn without_subscriptions_nothing_has_failed() {
+        let failed = tokio::time::timeout(Duration::from_millis(20), all_failed(&[]));
+        assert!(failed.await.is_err());
+    }
+}

@@ -1,0 +1,173 @@
+//! From the configuration's plain values to the adapters' own.
+
+use std::sync::Arc;
+
+use inboxd_contract::{Forwarder, InboxStore, Source};
+use inboxd_http::{HeaderCopy, HeaderPolicy, HttpConfig, HttpForwarder};
+
+use super::AppError;
+use crate::config::{HeadersCopy, SourceConfig, SubscriptionConfig};
+
+/// The application of one subscription.
+pub(super) fn forwarder(subscription: &SubscriptionConfig) -> Result<Arc<dyn Forwarder>, AppError> {
+    let callback = &subscription.callback;
+    let settings = &subscription.settings;
+    let mut http = HttpConfig::new(callback.url.clone());
+    http.connect_timeout = callback.connect_timeout;
+    http.callback_timeout = settings.callback_timeout;
+    http.retry_after_cap = settings.retry.cap;
+    http.http2_prior_knowledge = callback.http2;
+    http.headers = HeaderPolicy {
+        copy: match &callback.headers_copy {
+            HeadersCopy::All => HeaderCopy::All,
+            HeadersCopy::Named(names) => HeaderCopy::Allow(names.clone()),
+        },
+        prefix: callback.headers_prefix.clone(),
+    };
+    http.tls = inboxd_http::TlsFiles {
+        ca_file: callback.tls.ca_file.clone(),
+        cert_file: callback.tls.cert_file.clone(),
+        key_file: callback.tls.key_file.clone(),
+    };
+    match HttpForwarder::new(http) {
+        Ok(forwarder) => Ok(Arc::new(forwarder)),
+        Err(error) => Err(AppError::Config {
+            key: format!("subscription.{}.callback", settings.name),
+            source: error.into(),
+        }),
+    }
+}
+
+/// Starts the source of one subscription. `inbox_id` goes with Kafka's commits.
+pub(super) fn source(
+    subscription: &SubscriptionConfig,
+    store: &Arc<dyn InboxStore>,
+    inbox_id: &str,
+) -> Result<Box<dyn Source>, AppError> {
+    match &subscription.source {
+        SourceConfig::Kafka(kafka) => self::kafka(subscription, kafka, store, inbox_id),
+        SourceConfig::RabbitMq(rabbitmq) => self::rabbitmq(subscription, rabbitmq),
+    }
+}
+
+#[cfg(any(feature = "kafka", feature = "rabbitmq"))]
+fn refused(subscription: &SubscriptionConfig, error: inboxd_contract::SourceError) -> AppError {
+    AppError::Config {
+        key: format!("subscription.{}.source", subscription.settings.name),
+        source: error.into(),
+    }
+}
+
+#[cfg(feature = "kafka")]
+fn kafka(
+    subscription: &SubscriptionConfig,
+    config: &crate::config::KafkaSourceConfig,
+    store: &Arc<dyn InboxStore>,
+    inbox_id: &str,
+) -> Result<Box<dyn Source>, AppError> {
+    use inboxd_kafka::{KafkaConfig, KafkaSource, StartAt};
+
+    use crate::config::Start;
+
+    let brokers = config.brokers.join(",");
+    let mut kafka = KafkaConfig::new(brokers, config.topics.clone(), config.group.clone());
+    kafka.start = match config.start {
+        Start::Earliest => StartAt::Earliest,
+        Start::Latest => StartAt::Latest,
+        Start::Refuse => StartAt::Refuse,
+    };
+    kafka.properties =
+        config.properties.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    kafka.commit_interval = config.commit_interval;
+    kafka.offset_span_max = config.offset_span_max;
+    kafka.in_flight_bytes_max = subscription.settings.in_flight_bytes_max;
+    kafka.commit_metadata = Some(inbox_id.to_owned());
+    kafka.position_identity = config.position_identity;
+    kafka.notes = Some(store.clone());
+    let source = KafkaSource::start(kafka).map_err(|error| refused(subscription, error))?;
+    Ok(Box::new(source))
+}
+
+#[cfg(not(feature = "kafka"))]
+fn kafka(
+    _: &SubscriptionConfig,
+    _: &crate::config::KafkaSourceConfig,
+    _: &Arc<dyn InboxStore>,
+    _: &str,
+) -> Result<Box<dyn Source>, AppError> {
+    Err(AppError::Feature("kafka"))
+}
+
+#[cfg(feature = "rabbitmq")]
+fn rabbitmq(
+    subscription: &SubscriptionConfig,
+    config: &crate::config::RabbitMqSourceConfig,
+) -> Result<Box<dyn Source>, AppError> {
+    use inboxd_rabbitmq::{
+        ArgumentValue, DeclareOptions, QueueKind, RabbitMqConfig, RabbitMqSource, RabbitMqTls,
+    };
+
+    use crate::config::{self, Declare};
+
+    let mut rabbitmq = RabbitMqConfig::new("", 0, config.queue.clone());
+    rabbitmq.hosts = config.hosts.iter().filter_map(|host| host_and_port(host)).collect();
+    rabbitmq.vhost = config.vhost.clone();
+    rabbitmq.user = config.user.clone();
+    rabbitmq.password = config.password.clone();
+    rabbitmq.tls = config.tls.as_ref().map(|tls| RabbitMqTls {
+        ca_file: tls.ca_file.clone(),
+        cert_file: tls.cert_file.clone(),
+        key_file: tls.key_file.clone(),
+    });
+    rabbitmq.heartbeat = config.heartbeat;
+    rabbitmq.prefetch = config.prefetch;
+    rabbitmq.ordered = config.ordered;
+    rabbitmq.single_active_consumer = config.single_active_consumer;
+    rabbitmq.queue_kind = config.queue_kind.map(|kind| match kind {
+        config::QueueKind::Quorum => QueueKind::Quorum,
+        config::QueueKind::Classic => QueueKind::Classic,
+    });
+    let declared = match config.declare {
+        Declare::No => None,
+        Declare::Quorum => Some(QueueKind::Quorum),
+        Declare::Classic => Some(QueueKind::Classic),
+    };
+    rabbitmq.declare = declared.map(|kind| {
+        let mut declare = DeclareOptions::durable(kind);
+        if config.single_active_consumer {
+            let argument = ("x-single-active-consumer".to_owned(), ArgumentValue::Bool(true));
+            declare.arguments.push(argument);
+        }
+        declare
+    });
+    rabbitmq.connection_name = format!("inboxd {}", subscription.settings.name);
+    let source = RabbitMqSource::start(rabbitmq).map_err(|error| refused(subscription, error))?;
+    Ok(Box::new(source))
+}
+
+/// The configuration writes every host with its port, an IPv6 address in brackets.
+#[cfg(feature = "rabbitmq")]
+fn host_and_port(text: &str) -> Option<(String, u16)> {
+    let (host, port) = text.rsplit_once(':')?;
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    Some((host.to_owned(), port.parse().ok()?))
+}
+
+#[cfg(not(feature = "rabbitmq"))]
+fn rabbitmq(
+    _: &SubscriptionConfig,
+    _: &crate::config::RabbitMqSourceConfig,
+) -> Result<Box<dyn Source>, AppError> {
+    Err(AppError::Feature("rabbitmq"))
+}
+
+#[cfg(all(test, feature = "rabbitmq"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_lose_their_brackets() {
+        assert_eq!(host_and_port("h:5672"), Some(("h".to_owned(), 5672)));
+        assert_eq!(host_and_port("[::1]:5671"), Some(("::1".to_owned(), 5671)));
+    }
+}

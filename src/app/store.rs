@@ -1,0 +1,161 @@
+//! Opens the inbox, and waits for it where waiting helps.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use inboxd_contract::{InboxStore, StoreError};
+use rand::Rng as _;
+
+use super::AppError;
+use super::upkeep::chain;
+use crate::admin::Dependency;
+use crate::config::{DatabaseConfig, DatabaseUrl};
+
+/// How long `inboxd migrate` waits for a database.
+pub(super) const MIGRATE_WITHIN: Duration = Duration::from_secs(60);
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// Opens and migrates; a database that is not there is waited for, with the reason told.
+pub(super) async fn open(
+    config: &DatabaseConfig,
+    lease: Duration,
+    database: &Dependency,
+) -> Result<Arc<dyn InboxStore>, AppError> {
+    let mut wait = RETRY_FIRST;
+    loop {
+        match try_open(config, lease).await {
+            Ok(store) => {
+                database.set(true, "");
+                return Ok(store);
+            }
+            Err(AppError::Store(error)) if error.is_transient() => {
+                let reason = chain(&error);
+                tracing::warn!(reason, "the inbox cannot be opened yet; trying again");
+                database.set(false, &reason);
+            }
+            Err(error) => return Err(error),
+        }
+        wait = pause(wait).await;
+    }
+}
+
+/// Calls until the answer is no transient error.
+pub(super) async fn persist<T, F>(what: &str, mut call: impl FnMut() -> F) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let mut wait = RETRY_FIRST;
+    loop {
+        match call().await {
+            Err(error) if error.is_transient() => {
+                tracing::warn!(reason = chain(&error), "cannot {what} yet; trying again");
+            }
+            answer => return answer,
+        }
+        wait = pause(wait).await;
+    }
+}
+
+/// Sleeps up to `wait`; answers the next bound.
+async fn pause(wait: Duration) -> Duration {
+    let share = rand::rng().random_range(0.5..1.0);
+    tokio::time::sleep(wait.mul_f64(share)).await;
+    (wait * 2).min(RETRY_MAX)
+}
+
+async fn try_open(
+    config: &DatabaseConfig,
+    lease: Duration,
+) -> Result<Arc<dyn InboxStore>, AppError> {
+    match &config.url {
+        DatabaseUrl::Sqlite(path) => sqlite(config, lease, path).await,
+        DatabaseUrl::Postgres(url) => postgres(config, lease, url).await,
+        DatabaseUrl::MySql(url) => mysql(config, lease, url).await,
+    }
+}
+
+#[cfg(feature = "sqlite")]
+async fn sqlite(
+    config: &DatabaseConfig,
+    lease: Duration,
+    path: &std::path::Path,
+) -> Result<Arc<dyn InboxStore>, AppError> {
+    use inboxd_sqlite::{SqliteConfig, SqliteStore};
+
+    let mut sqlite = SqliteConfig::new(path);
+    sqlite.lease = lease;
+    sqlite.table_prefix = config.table_prefix.clone();
+    sqlite.readers_max = config.pool_max;
+    let store = SqliteStore::open(sqlite).await.map_err(AppError::Store)?;
+    Ok(Arc::new(store))
+}
+
+#[cfg(not(feature = "sqlite"))]
+async fn sqlite(
+    _: &DatabaseConfig,
+    _: Duration,
+    _: &std::path::Path,
+) -> Result<Arc<dyn InboxStore>, AppError> {
+    Err(AppError::Feature("sqlite"))
+}
+
+#[cfg(feature = "postgres")]
+async fn postgres(
+    config: &DatabaseConfig,
+    lease: Duration,
+    url: &secrecy::SecretString,
+) -> Result<Arc<dyn InboxStore>, AppError> {
+    use inboxd_postgres::{PostgresConfig, PostgresStore};
+
+    let mut postgres = PostgresConfig::new(url.clone());
+    postgres.pool_max = config.pool_max;
+    postgres.schema = config.schema.clone();
+    postgres.table_prefix = config.table_prefix.clone();
+    postgres.lease = lease;
+    postgres.migrate_url = config.migrate_url.clone();
+    postgres.prepared_statements = config.prepared_statements;
+    let store = PostgresStore::connect(postgres).map_err(AppError::Store)?;
+    if let Err(error) = store.migrate().await {
+        store.close().await;
+        return Err(AppError::Store(error));
+    }
+    Ok(Arc::new(store))
+}
+
+#[cfg(not(feature = "postgres"))]
+async fn postgres(
+    _: &DatabaseConfig,
+    _: Duration,
+    _: &secrecy::SecretString,
+) -> Result<Arc<dyn InboxStore>, AppError> {
+    Err(AppError::Feature("postgres"))
+}
+
+#[cfg(feature = "mysql")]
+async fn mysql(
+    config: &DatabaseConfig,
+    lease: Duration,
+    url: &secrecy::SecretString,
+) -> Result<Arc<dyn InboxStore>, AppError> {
+    use inboxd_mysql::{MysqlConfig, MysqlStore};
+
+    let mut mysql = MysqlConfig::new(url.clone());
+    mysql.pool_max = config.pool_max;
+    mysql.database = config.schema.clone();
+    mysql.table_prefix = config.table_prefix.clone();
+    mysql.lease = lease;
+    mysql.migrate_url = config.migrate_url.clone();
+    mysql.allow_weak_durability = config.allow_weak_durability;
+    let store = MysqlStore::connect(mysql).await.map_err(AppError::Store)?;
+    Ok(Arc::new(store))
+}
+
+#[cfg(not(feature = "mysql"))]
+async fn mysql(
+    _: &DatabaseConfig,
+    _: Duration,
+    _: &secrecy::SecretString,
+) -> Result<Arc<dyn InboxStore>, AppError> {
+    Err(AppError::Feature("mysql"))
+}
