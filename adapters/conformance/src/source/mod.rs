@@ -18,6 +18,7 @@ use bytes::Bytes;
 use inboxd_contract::Source;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// What a case publishes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -128,7 +129,9 @@ pub async fn run(harness: impl SourceHarness) {
         let (harness, permits) = (Arc::clone(&harness), Arc::clone(&permits));
         let task = running.spawn(async move {
             let _permit = permits.acquire().await;
+            let began = Instant::now();
             (case.run)(harness).await;
+            tracing::debug!(case = case.name, took = ?began.elapsed(), "passed");
         });
         names.insert(task.id(), case.name);
     }

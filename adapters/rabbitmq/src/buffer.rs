@@ -1,0 +1,73 @@
+//! Deliveries that came and were not handed over yet.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use inboxd_contract::{Delivery, Room};
+use tokio::sync::Notify;
+
+/// In order of arrival. Bounded by the prefetch: the broker sends no more than that unsettled, and
+/// what is in here is unsettled; what a lost channel left is cleared with it.
+#[derive(Debug, Default)]
+pub(crate) struct Buffer {
+    deliveries: Mutex<VecDeque<Delivery>>,
+    came: Notify,
+}
+
+impl Buffer {
+    /// Appends one.
+    pub(crate) fn push(&self, delivery: Delivery) {
+        self.lock().push_back(delivery);
+        self.came.notify_one();
+    }
+
+    /// Drops all; each is released by that.
+    pub(crate) fn clear(&self) {
+        // Dropped outside the lock: a drop calls out.
+        let all = std::mem::take(&mut *self.lock());
+        drop(all);
+    }
+
+    /// What fits the room, at least one; waits for it. `give_up` ends the waiting.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: nothing is awaited once something is taken.
+    pub(crate) async fn take<T>(
+        &self,
+        room: Room,
+        give_up: impl Fn() -> Option<T>,
+    ) -> Result<Vec<Delivery>, T> {
+        loop {
+            let came = self.came.notified();
+            let taken = self.take_now(room);
+            if !taken.is_empty() {
+                return Ok(taken);
+            }
+            if let Some(reason) = give_up() {
+                return Err(reason);
+            }
+            came.await;
+        }
+    }
+
+    /// Makes a waiting taker ask again whether to give up.
+    pub(crate) fn wake(&self) {
+        self.came.notify_one();
+    }
+
+    fn take_now(&self, room: Room) -> Vec<Delivery> {
+        let mut deliveries = self.lock();
+        let mut bytes = 0;
+        let mut taken = Vec::new();
+        while taken.len() < room.deliveries && (taken.is_empty() || bytes < room.bytes) {
+            let Some(delivery) = deliveries.pop_front() else { break };
+            bytes += delivery.envelope.bytes();
+            taken.push(delivery);
+        }
+        taken
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Delivery>> {
+        self.deliveries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,203 @@
+//! What went wrong, in words an operator can act on.
+//!
+//! The broker's reply *codes* decide; its texts are shown, and read in one place only: to tell an
+//! exclusive consumer of another replica from a missing right, which share a code.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use inboxd_contract::SourcePhase;
+use lapin::{Error, ErrorKind};
+
+use crate::config::RabbitMqConfig;
+
+const ACCESS_REFUSED: u16 = 403;
+const NOT_FOUND: u16 = 404;
+const RESOURCE_LOCKED: u16 = 405;
+const PRECONDITION_FAILED: u16 = 406;
+const NOT_ALLOWED: u16 = 530;
+
+/// What to do about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Remedy {
+    /// Connect again, with backoff.
+    Reconnect,
+    /// Open a channel on the same connection, after so long.
+    Reopen(Duration),
+    /// Nothing but another configuration or set-up helps.
+    GiveUp,
+}
+
+/// One trouble.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Trouble {
+    /// How the source stands meanwhile.
+    pub(crate) phase: SourcePhase,
+    /// What, where, and what to do.
+    pub(crate) reason: String,
+    /// What the source does.
+    pub(crate) remedy: Remedy,
+    /// A frame could not be decoded.
+    pub(crate) undecodable: bool,
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl Trouble {
+    /// The source mends it by itself.
+    pub(crate) fn passing(remedy: Remedy, reason: impl Into<String>) -> Self {
+        let reason = reason.into();
+        Self { phase: SourcePhase::Connecting, reason, remedy, undecodable: false }
+    }
+
+    /// An operator must know; the source goes on trying.
+    pub(crate) fn failing(remedy: Remedy, reason: impl Into<String>) -> Self {
+        Self { phase: SourcePhase::Failing, ..Self::passing(remedy, reason) }
+    }
+
+    /// The source cannot go on.
+    pub(crate) fn permanent(reason: impl Into<String>) -> Self {
+        Self::failing(Remedy::GiveUp, reason)
+    }
+
+    /// A connection could not be made.
+    pub(crate) fn connecting(error: &Error, config: &RabbitMqConfig, peer: &str) -> Self {
+        let (user, vhost) = (&config.user, &config.vhost);
+        match error.kind() {
+            ErrorKind::ProtocolError(refusal) => {
+                let text = refusal.get_message();
+                let reason = match refusal.get_id() {
+                    ACCESS_REFUSED => format!(
+                        "RabbitMQ at {peer} refuses the login of user '{user}': check user and \
+                         password ({text})"
+                    ),
+                    NOT_ALLOWED => format!(
+                        "RabbitMQ at {peer} does not let user '{user}' into vhost '{vhost}': check \
+                         that the vhost exists and that the user has permissions in it ({text})"
+                    ),
+                    _ => format!("RabbitMQ at {peer} refuses the connection: {text}"),
+                };
+                Self::failing(Remedy::Reconnect, reason)
+            }
+            ErrorKind::IOError(error) if is_tls(error) => Self::failing(
+                Remedy::Reconnect,
+                format!(
+                    "TLS with RabbitMQ at {peer} fails: {error}; check that the port speaks TLS, that \
+                     the host is named in its certificate, and tls.ca_file, cert_file, key_file"
+                ),
+            ),
+            ErrorKind::IOError(error) => Self::passing(
+                Remedy::Reconnect,
+                format!("cannot connect to RabbitMQ at {peer}: {error}; trying again"),
+            ),
+            _ => Self::passing(
+                Remedy::Reconnect,
+                format!("cannot connect to RabbitMQ at {peer}: {error}; trying again"),
+            ),
+        }
+    }
+
+    /// A channel could not be opened, or the queue not consumed.
+    pub(crate) fn opening(error: &Error, config: &RabbitMqConfig, standby: Duration) -> Self {
+        let (queue, vhost, user) = (&config.queue, &config.vhost, &config.user);
+        let Some((code, text)) = channel_reply(error) else {
+            return Self::lost(error);
+        };
+        let later = Remedy::Reopen(standby);
+        match code {
+            NOT_FOUND => Self::failing(
+                Remedy::Reopen(Duration::from_secs(1)),
+                format!(
+                    "queue '{queue}' does not exist in vhost '{vhost}': create it, or let the source \
+                     declare it; looking again every second ({text})"
+                ),
+            ),
+            ACCESS_REFUSED if text.contains("exclusive") => Self {
+                phase: SourcePhase::Standby,
+                ..Self::passing(
+                    later,
+                    format!(
+                        "another consumer has queue '{queue}' for itself; ready to take over, \
+                         trying again every {standby:?}"
+                    ),
+                )
+            },
+            ACCESS_REFUSED => Self::failing(
+                later,
+                format!(
+                    "user '{user}' may not consume from queue '{queue}' in vhost '{vhost}': {text}"
+                ),
+            ),
+            RESOURCE_LOCKED => Self::failing(
+                later,
+                format!("queue '{queue}' belongs to another connection alone: {text}"),
+            ),
+            PRECONDITION_FAILED => Self::permanent(format!(
+                "queue '{queue}' exists with other properties than the source declares: {text}; \
+                 declare the same ones, or do not declare"
+            )),
+            _ => Self::failing(later, format!("RabbitMQ refuses queue '{queue}': {text}")),
+        }
+    }
+
+    /// A connection or channel that worked is gone.
+    pub(crate) fn lost(error: &Error) -> Self {
+        match error.kind() {
+            ErrorKind::ParsingError(_) => Self {
+                undecodable: true,
+                ..Self::passing(
+                    Remedy::Reconnect,
+                    "a frame from RabbitMQ could not be decoded; connecting again",
+                )
+            },
+            ErrorKind::ProtocolError(reply) if error.is_amqp_soft_error() => Self::passing(
+                Remedy::Reopen(Duration::ZERO),
+                format!("RabbitMQ closed the channel: {}; opening another", reply.get_message()),
+            ),
+            ErrorKind::InvalidChannelState(..) | ErrorKind::InvalidChannel(_) => Self::passing(
+                Remedy::Reopen(Duration::ZERO),
+                "the channel is closed; opening another",
+            ),
+            _ => Self::passing(
+                Remedy::Reconnect,
+                format!("the connection to RabbitMQ is lost: {error}; connecting again"),
+            ),
+        }
+    }
+
+    /// The same frame again and again: what is meant, and what helps.
+    pub(crate) fn undecodable(queue: &str, times: u32, wait: Duration) -> Self {
+        Self {
+            undecodable: true,
+            ..Self::failing(
+                Remedy::Reconnect,
+                format!(
+                    "a message at the head of queue '{queue}' has a property or a header name that is \
+                     not UTF-8 (met {times} times): AMQP forbids it and the client cannot read past \
+                     it. Remove that one message (get it with `ackmode = ack_requeue_false` in the \
+                     management UI, or let it expire), then consumption goes on; trying again \
+                     every {wait:?}"
+                ),
+            )
+        }
+    }
+}
+
+/// Code and text of a channel's end, where the broker gave one.
+pub(crate) fn channel_reply(error: &Error) -> Option<(u16, String)> {
+    match error.kind() {
+        ErrorKind::ProtocolError(reply) if error.is_amqp_soft_error() => {
+            Some((reply.get_id(), reply.get_message().to_string()))
+        }
+        _ => None,
+    }
+}
+
+fn is_tls(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
+}

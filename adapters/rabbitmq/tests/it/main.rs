@@ -1,0 +1,4 @@
+//! RabbitMQ source against real servers.
+
+mod conformance;
+mod support;
