@@ -1,0 +1,80 @@
+//! Errors of sqlx and the server as errors of the contract.
+
+use inboxd_contract::{ErrorClass, StoreError};
+use sqlx::mysql::MySqlDatabaseError;
+
+/// The server's error number.
+pub(crate) fn number(error: &sqlx::Error) -> Option<u16> {
+    let error = error.as_database_error()?;
+    error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
+}
+
+/// Somebody else was in the way: a lock (1205; 3572 is MySQL's for NOWAIT), a deadlock (1213),
+/// a record that changed meanwhile (1020), or a row that was inserted between our look and our
+/// insert (1062).
+pub(crate) fn is_conflict(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1020 | 1062 | 1205 | 1213 | 3572))
+}
+
+/// The server does not take writes (--read-only, a read-only transaction, a standby).
+pub(crate) fn is_read_only(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1290 | 1792 | 1836))
+}
+
+/// The connection is gone or of no use any more; another one may do.
+pub(crate) fn is_broken(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => true,
+        error => is_read_only(error) || matches!(number(error), Some(1053 | 1153 | 1243 | 1927)),
+    }
+}
+
+fn class_of(error: &sqlx::Error) -> ErrorClass {
+    let Some(number) = number(error) else {
+        return match error {
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::Protocol(_)
+            | sqlx::Error::PoolTimedOut
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed
+            | sqlx::Error::BeginFailed => ErrorClass::Transient,
+            _ => ErrorClass::Bug,
+        };
+    };
+    if is_conflict(error) || is_read_only(error) {
+        return ErrorClass::Transient;
+    }
+    match number {
+        // Disk or memory short, tables full: an operator mends it.
+        1021 | 1037 | 1038 | 1041 | 1114 | 1135 | 1206
+        // Too many connections, hosts blocked, users limited.
+        | 1040 | 1129 | 1203 | 1226 | 1637
+        // Not ready, shutting down, cut, interrupted.
+        | 1047 | 1053 | 1077 | 1079 | 1080 | 1152 | 1158 | 1159 | 1160 | 1161 | 1184 | 1317
+        | 1927 | 3024 | 3168 | 3169
+        // A definition changed, a prepared statement is gone (a pooler changed servers).
+        | 1243 | 1412 | 1615
+        // Errors of storage and of the log.
+        | 1026 | 1030 | 1180 | 1196 | 3100 | 3101 => ErrorClass::Transient,
+        _ => ErrorClass::Permanent,
+    }
+}
+
+/// `what`: what was attempted and on what.
+pub(crate) fn store_error(what: impl Into<String>, error: sqlx::Error) -> StoreError {
+    let class = class_of(&error);
+    let locked = is_conflict(&error);
+    StoreError { locked, ..StoreError::new(class, what, error) }
+}
+
+/// The same error for every member of a batch: errors of sqlx are not `Clone`, so the text
+/// of the source stands for it.
+pub(crate) fn repeat(error: &StoreError) -> StoreError {
+    StoreError {
+        class: error.class,
+        what: error.what.clone(),
+        locked: error.locked,
+        source: error.source.as_ref().map(|source| source.to_string().into()),
+    }
+}
