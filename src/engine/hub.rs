@@ -255,7 +255,7 @@ impl Hub {
             return batcher.submit(member.clone()).await;
         }
         let _permit = self.alone.acquire().await;
-        op(&self.context, std::slice::from_ref(member))
+        bounded(&self.context, op, std::slice::from_ref(member))
             .await
             .pop()
             .unwrap_or_else(|| Err(StoreError::transient("the store gave no answer")))
@@ -315,6 +315,22 @@ impl Trouble {
     }
 }
 
+/// A call that takes longer than a lease is given up, its connection with it: one that hangs
+/// would stall all messages. Every call may be repeated.
+async fn bounded<I, O>(
+    context: &Context,
+    op: Op<I, O>,
+    members: &[I],
+) -> Vec<Result<O, StoreError>> {
+    match tokio::time::timeout(context.lease, op(context, members)).await {
+        Ok(answers) => answers,
+        Err(_) => members
+            .iter()
+            .map(|_| Err(StoreError::transient("the database did not answer in time")))
+            .collect(),
+    }
+}
+
 fn batcher<I: Send + 'static, O: Send + 'static>(
     context: &Arc<Context>,
     call: StoreCall,
@@ -329,7 +345,7 @@ where
         let context = context.clone();
         async move {
             let started = Instant::now();
-            let answers = op(&context, &members).await;
+            let answers = bounded(&context, op, &members).await;
             let failed = answers.iter().filter(|answer| answer.is_err()).count();
             let seconds = started.elapsed().as_secs_f64();
             context.metrics.store_call(call, members.len(), seconds, failed);

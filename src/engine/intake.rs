@@ -30,7 +30,7 @@ const PROBE_EVERY_MAX: Duration = Duration::from_secs(2);
 
 /// How the intake ended.
 pub(super) struct IntakeEnd {
-    /// Given back to be closed; `None` after a permanent error.
+    /// Given back to be stopped and closed; `None` after a permanent error.
     pub(super) source: Option<Box<dyn Source>>,
 }
 
@@ -72,7 +72,6 @@ impl Intake {
         match stopped.await {
             Ok(()) => {
                 self.newcomer.forget();
-                self.source.stop_taking().await;
                 IntakeEnd { source: Some(self.source) }
             }
             Err(error) => {

@@ -65,6 +65,14 @@ pub(super) struct Item {
     pub(super) course: Course,
 }
 
+impl Item {
+    /// The lane's key, or the record's own where lanes have none.
+    fn ordering_key(&self) -> Option<&[u8]> {
+        let lane = self.lane.as_deref().filter(|lane| !lane.is_empty());
+        lane.or(self.delivery.envelope.key.as_deref())
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Ack(Outcome),
@@ -86,11 +94,26 @@ struct Held<'a> {
     _slot: Option<SemaphorePermit<'a>>,
 }
 
+/// How a recorded decision ends the delivery.
+struct Ending {
+    end: End,
+    /// The fingerprint of the row that exists now, if one does.
+    row: Option<Option<Fingerprint>>,
+}
+
+impl Ending {
+    fn row(outcome: Outcome, fingerprint: Option<Fingerprint>) -> Self {
+        Self { end: End::Ack(outcome), row: Some(fingerprint) }
+    }
+}
+
 /// How the attempts at the application ended.
 enum Tried {
     Decided(Decision),
     /// The claim is gone: look at what is there.
     Lost(Look),
+    /// The lease ran out before the attempt began: claim from the start.
+    Again,
     /// No verdict, and none to be waited for.
     GiveUp {
         attempt_back: bool,
@@ -179,27 +202,26 @@ impl<'a> Journey<'a> {
                 None => self.attempts(&mut held).await,
             };
             let look = match tried {
-                Tried::Decided(decided) => {
-                    if self.item.delivery.fence.is_lost()
-                        && matches!(decided, Decision::DeadLetter { .. })
-                    {
-                        self.shared.hub.release(held.lease, false).await;
-                        return End::Release;
-                    }
-                    match self.record(&held, &decided).await {
-                        Ok((end, row)) => {
-                            if let Some(fingerprint) = row {
-                                held.leader.processed(fingerprint);
-                            }
-                            return end;
+                Tried::Decided(decided) => match self.record(&held, &decided).await {
+                    Ok(recorded) => {
+                        if recorded.end == End::Release {
+                            self.shared.hub.release(held.lease, false).await;
+                        } else if let Some(fingerprint) = recorded.row {
+                            held.leader.processed(fingerprint);
                         }
-                        Err(look) => {
-                            decision = Some(decided);
-                            look
-                        }
+                        return recorded.end;
                     }
-                }
+                    Err(look) => {
+                        decision = Some(decided);
+                        look
+                    }
+                },
                 Tried::Lost(look) => look,
+                Tried::Again => {
+                    self.shared.hub.metrics().claims_lost();
+                    self.shared.hub.release(held.lease, true).await;
+                    continue;
+                }
                 Tried::GiveUp { attempt_back } => {
                     self.shared.hub.release(held.lease, attempt_back).await;
                     return End::Release;
@@ -325,7 +347,8 @@ impl<'a> Journey<'a> {
                 hold.tell(&self.item.key, held.attempts);
             }
             let bound = delays.next().unwrap_or(settings.retry.cap);
-            let delay = after.unwrap_or_else(|| self.shared.hub.jitter(bound));
+            // The application may ask for more time than the backoff, never for less.
+            let delay = self.shared.hub.jitter(bound).max(after.unwrap_or_default());
             if self.sleep(delay).await.is_none() {
                 return Tried::GiveUp { attempt_back: false };
             }
@@ -344,8 +367,8 @@ impl<'a> Journey<'a> {
                 Ok(looks) if looks.iter().any(|look| look.processed.is_some()) => {
                     return looks.into_iter().next().map(Tried::Lost);
                 }
-                // Taken over, locked, or the database is away: claim again from the start.
-                Ok(_) => return Some(Tried::Lost(Look::default())),
+                // Taken over, or locked by somebody.
+                Ok(_) => return Some(Tried::Again),
                 Err(_) => {}
             }
             if self.sleep(self.shared.hub.lease() / 10).await.is_none() {
@@ -362,7 +385,7 @@ impl<'a> Journey<'a> {
             key: &self.item.key,
             subscription: &self.shared.settings.name,
             attempt,
-            ordering_key: self.item.lane.as_deref().filter(|lane| !lane.is_empty()),
+            ordering_key: self.item.ordering_key(),
             timeout: self.shared.settings.callback_timeout,
         };
         let verdict = self.shared.forwarder.forward(request).await;
@@ -377,13 +400,8 @@ impl<'a> Journey<'a> {
         verdict
     }
 
-    /// Commits the decision. `Ok`: how the delivery ends, and the row's fingerprint
-    /// if there is a row now. `Err`: the claim was lost.
-    async fn record(
-        self,
-        held: &Held<'_>,
-        decision: &Decision,
-    ) -> Result<(End, Option<Option<Fingerprint>>), Look> {
+    /// Commits the decision. `Err`: the claim was lost.
+    async fn record(self, held: &Held<'_>, decision: &Decision) -> Result<Ending, Look> {
         let fingerprint = &self.item.fingerprint;
         match decision {
             Decision::Complete(outcome) => {
@@ -395,12 +413,12 @@ impl<'a> Journey<'a> {
                 };
                 let recorded = self.shared.hub.complete(&completion).await;
                 match recorded.answer {
-                    Settled::Done => Ok((End::Ack(*outcome), Some(fingerprint.clone()))),
+                    Settled::Done => Ok(Ending::row(*outcome, fingerprint.clone())),
                     Settled::AlreadyProcessed { fingerprint } => {
-                        Ok((End::Ack(Outcome::Duplicate), Some(fingerprint)))
+                        Ok(Ending::row(Outcome::Duplicate, fingerprint))
                     }
                     Settled::Lost(Look { processed: Some(row), .. }) if recorded.doubtful => {
-                        Ok((End::Ack(*outcome), Some(row)))
+                        Ok(Ending::row(*outcome, row))
                     }
                     Settled::Lost(look) => Err(look),
                 }
@@ -411,11 +429,14 @@ impl<'a> Journey<'a> {
                 letter.attempts = held.attempts;
                 letter.last_status = Some(*status);
                 letter.last_error = Some(detail.clone());
-                let recorded = self.shared.hub.dead_letter(&letter).await;
+                let Some(recorded) = self.unless_lost(self.shared.hub.dead_letter(&letter)).await
+                else {
+                    return Ok(Ending { end: End::Release, row: None });
+                };
                 match recorded.answer {
                     Settled::Done => {}
                     Settled::AlreadyProcessed { fingerprint } => {
-                        return Ok((End::Ack(Outcome::Duplicate), Some(fingerprint)));
+                        return Ok(Ending::row(Outcome::Duplicate, fingerprint));
                     }
                     // Our own commit, whose answer was lost.
                     Settled::Lost(Look { processed: None, dead })
@@ -423,7 +444,7 @@ impl<'a> Journey<'a> {
                     Settled::Lost(look) => return Err(look),
                 }
                 tracing::warn!(key = ?self.item.key, status, detail, "refused by the application; kept as a dead letter");
-                Ok((End::Ack(Outcome::DeadLettered), None))
+                Ok(Ending { end: End::Ack(Outcome::DeadLettered), row: None })
             }
         }
     }
@@ -451,11 +472,10 @@ impl<'a> Journey<'a> {
 
     /// A dead letter that needs no claim: nobody else decides about this copy.
     async fn dead_letter_unclaimed(self, reason: DeadReason, outcome: Outcome) -> End {
-        if self.item.delivery.fence.is_lost() {
+        let letter = self.letter(reason);
+        if self.unless_lost(self.shared.hub.dead_letter(&letter)).await.is_none() {
             return End::Release;
         }
-        let letter = self.letter(reason);
-        self.shared.hub.dead_letter(&letter).await;
         tracing::warn!(key = ?self.item.key, ?reason, "kept as a dead letter");
         End::Ack(outcome)
     }
@@ -496,6 +516,17 @@ impl<'a> Journey<'a> {
             value = future => Some(value),
             () = self.item.delivery.fence.closed() => None,
             () = self.shared.draining.cancelled() => None,
+        }
+    }
+
+    /// `None` if the fence was lost first: from then on nothing but a completed row is recorded.
+    async fn unless_lost<T>(self, future: impl Future<Output = T>) -> Option<T> {
+        if self.item.delivery.fence.is_lost() {
+            return None;
+        }
+        tokio::select! {
+            value = future => Some(value),
+            () = self.item.delivery.fence.lost() => None,
         }
     }
 

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use inboxd_contract::{Claim, InboxStore, Token};
+use inboxd_contract::{Claim, InboxStore, StoreError, Token};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -69,7 +69,11 @@ impl Keeper {
     /// Renews these now. Claims that were not extended keep the validity they had.
     pub async fn renew(&self, store: &dyn InboxStore, claims: &[Claim]) {
         let sent_at = Instant::now();
-        match store.renew(self.lease, claims).await {
+        // A connection that hangs must not keep the next renewal from a fresh one.
+        let renewal = tokio::time::timeout(self.lease / 3, store.renew(self.lease, claims)).await;
+        let renewal = renewal
+            .unwrap_or_else(|_| Err(StoreError::transient("the database did not answer in time")));
+        match renewal {
             Ok(tokens) => {
                 let mut held = lock(&self.held);
                 for token in tokens {

@@ -26,6 +26,9 @@ use crate::telemetry::SubscriptionMetrics;
 /// Kept back from the grace period for cutting, last acks and closing.
 const CLOSE_MARGIN: Duration = Duration::from_secs(3);
 
+/// For telling the broker to send no more.
+const STOP_TAKING_MAX: Duration = Duration::from_secs(2);
+
 /// What the tasks of one subscription share.
 pub(super) struct Shared {
     pub(super) hub: Arc<Hub>,
@@ -92,12 +95,14 @@ impl Subscription {
     /// Starts to consume as soon as the callback's host accepts a connection.
     pub fn start(
         hub: &Arc<Hub>,
-        settings: SubscriptionSettings,
+        mut settings: SubscriptionSettings,
         source: Box<dyn Source>,
         forwarder: Arc<dyn Forwarder>,
         metrics: SubscriptionMetrics,
         health: SubscriptionHealth,
     ) -> Self {
+        // What is forwarded must also fit into a dead letter.
+        settings.body_bytes_max = settings.body_bytes_max.min(hub.store().limits().body_bytes_max);
         let shared = Arc::new(Shared {
             hub: hub.clone(),
             forwarder,
@@ -155,13 +160,17 @@ impl Subscription {
         self.stop();
         let intake = self.intake.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(intake) = intake else { return DrainReport { cut: 0, closed: Ok(()) } };
-        let source = match intake.await {
+        let mut source = match intake.await {
             Ok(end) => end.source,
             Err(error) => {
                 tracing::error!(subscription = %self.name(), %error, "the intake panicked");
                 None
             }
         };
+        if let Some(source) = &mut source {
+            // A broker that hangs must not eat the grace period of what is at the application.
+            let _ = tokio::time::timeout(STOP_TAKING_MAX, source.stop_taking()).await;
+        }
         let cut = self.finish(deadline).await;
         let closed = match source {
             Some(source) => {
