@@ -3,6 +3,7 @@
 mod failover;
 mod harness;
 mod server;
+mod wire;
 
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ use sqlx::AssertSqlSafe;
 use crate::failover::{claim, new_claim};
 use crate::harness::{Harness, config};
 
-fn completion(claim: &inboxd_contract::Claim) -> Completion {
+pub fn completion(claim: &inboxd_contract::Claim) -> Completion {
     Completion { claim: claim.clone(), record: MessageRecord::default(), supersedes_dead: false }
 }
 
