@@ -44,7 +44,10 @@ pub(super) fn table(judgement: &Judgement, times: &Times) -> String {
         (
             "forwarded (POSTs)",
             judgement.forwarded,
-            format!("{} of them not accepted at once", grouped(judgement.turned_down)),
+            format!(
+                "{} of them not accepted: answered 503, tried again",
+                grouped(judgement.turned_down)
+            ),
         ),
         ("accepted by the application", judgement.accepted, "distinct ids, its own count".into()),
         ("lost", count(&judgement.lost), String::new()),
