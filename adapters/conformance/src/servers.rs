@@ -84,7 +84,7 @@ pub fn rabbitmq_url() -> String {
     url(Kind::RabbitMq)
 }
 
-/// The shared Kafka, as `scripts/services` gives it.
+/// The shared Kafka (`host:port[,host:port…]`).
 pub fn kafka_url() -> String {
     url(Kind::Kafka)
 }

@@ -19,6 +19,11 @@ use crate::headers::{self, CopyRule};
 use crate::response::{self, Bounds};
 use crate::{Callback, HttpConfig, HttpConfigError, TlsFiles, sending};
 
+/// How often an HTTP/2 connection is asked whether it lives, and how long it may think about
+/// it: without that, a dead one would time out every request that shares it.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+
 const USER_AGENT: &str = concat!("inboxd/", env!("CARGO_PKG_VERSION"));
 
 /// Makes ring the process's provider of cryptography. Any number of calls; the first
@@ -151,6 +156,8 @@ fn client(
         .connect_timeout(config.connect_timeout)
         .pool_idle_timeout(config.idle_timeout)
         .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .http2_keep_alive_timeout(PING_TIMEOUT)
         .no_proxy();
     if let Some(url) = proxy {
         let proxy = reqwest::Proxy::all(url.clone()).map_err(|_| HttpConfigError::Proxy)?;

@@ -48,7 +48,7 @@ impl Budget {
         shown: &[u8],
     ) {
         let cost = name.as_str().len() + value.len() + LINE_OVERHEAD;
-        let fits = self.lines_left > 0 && cost <= self.bytes_left;
+        let fits = !self.is_spent() && cost <= self.bytes_left;
         if !fits || self.is_omitted(shown) {
             return self.omit(shown);
         }
@@ -59,6 +59,11 @@ impl Budget {
             }
             _ => self.omit(shown),
         }
+    }
+
+    /// No further line fits.
+    pub(super) fn is_spent(&self) -> bool {
+        self.lines_left == 0 || self.bytes_left <= LINE_OVERHEAD
     }
 
     /// Remembers a name as left out.

@@ -73,6 +73,11 @@ pub(super) fn put_own(
     envelope: &Envelope,
 ) {
     for header in envelope.headers.iter().filter(|header| rule.admits(header)) {
+        // A message may have any number of headers: those that cannot fit cost no encoding.
+        if budget.is_spent() {
+            budget.omit(&header.name);
+            continue;
+        }
         let value = header.value.as_deref().unwrap_or_default();
         // Encoding makes nothing shorter: what is too long before need not be encoded.
         let size = header.name.len().max(value.len());

@@ -157,7 +157,9 @@ async fn a_refused_connection_is_unreachable() {
 #[tokio::test]
 async fn a_name_that_does_not_resolve_is_unreachable() {
     // RFC 6761 promises that this one never does.
-    let forwarder = forwarder("http://inboxd.invalid/");
+    let connect_timeout = Duration::from_secs(2);
+    let config = HttpConfig { connect_timeout, ..config("http://inboxd.invalid/") };
+    let forwarder = HttpForwarder::new(config).unwrap();
     let verdict = Message::new("m").send(&forwarder).await;
     assert_eq!(reason(&verdict), Some(RetryReason::Unreachable), "{verdict:?}");
     assert!(forwarder.probe().await.is_err());

@@ -73,3 +73,67 @@ fn seen(post: MemoryPost) -> Seen {
 async fn the_memory_forwarder_conforms() {
     forward::run(Harness).await;
 }
+
+mod alone {
+    //! What the simulator relies on beyond the suite.
+
+    use bytes::Bytes;
+    use inboxd_contract::{ConsumerId, Envelope, ForwardRequest, InboxKey, MessageId, Origin};
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(30);
+
+    fn key() -> InboxKey {
+        InboxKey {
+            consumer_id: ConsumerId::new("c").expect("valid"),
+            message_id: MessageId::from_bytes(b"m").expect("not blank"),
+        }
+    }
+
+    async fn send(forwarder: &MemoryForwarder, timeout: Duration) {
+        let origin = Origin::Memory { stream: "s".into(), position: 0 };
+        let envelope = Envelope::new(origin, Some(Bytes::new()));
+        let key = key();
+        let request = ForwardRequest {
+            envelope: &envelope,
+            key: &key,
+            subscription: "s",
+            attempt: 1,
+            ordering_key: None,
+            timeout,
+        };
+        forwarder.forward(request).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_passes_as_the_plan_says_and_not_otherwise() {
+        let forwarder = MemoryForwarder::new(|_| Reply::after(Duration::from_secs(7), 200));
+        let begun = Instant::now();
+        send(&forwarder, TIMEOUT).await;
+        assert_eq!(begun.elapsed(), Duration::from_secs(7));
+        forwarder.set_plan(|_| Reply::Hang);
+        send(&forwarder, TIMEOUT).await;
+        assert_eq!(begun.elapsed(), Duration::from_secs(7) + TIMEOUT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_caller_gave_up_is_accepted_all_the_same_and_not_before_its_time() {
+        let forwarder = MemoryForwarder::new(|_| Reply::after(Duration::from_secs(7), 200));
+        send(&forwarder, Duration::from_secs(1)).await;
+        assert_eq!((forwarder.begun(), forwarder.accepted(&key())), (1, 0));
+        sleep(Duration::from_secs(6)).await;
+        assert_eq!(forwarder.accepted(&key()), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_broken_connection_decides_nothing_and_a_lost_answer_decided() {
+        let forwarder = MemoryForwarder::new(|_| Reply::Broken { delay: Duration::ZERO });
+        send(&forwarder, TIMEOUT).await;
+        assert_eq!(forwarder.accepted(&key()), 0);
+        forwarder.set_plan(|_| Reply::LostAnswer { delay: Duration::ZERO, status: 200 });
+        send(&forwarder, TIMEOUT).await;
+        assert_eq!((forwarder.begun(), forwarder.accepted(&key())), (2, 1));
+    }
+}
