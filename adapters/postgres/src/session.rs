@@ -101,11 +101,19 @@ impl Sessions {
     }
 }
 
+/// All settings belong to the transaction, so that they hold behind a transaction pooler.
+///
+/// The last three are for the planner: every statement finds its rows by their keys, so it is
+/// planned once, by index, whatever the statistics of tables that fill and empty all the time say;
+/// and what must be scanned (idle claims) is not worth compiling.
 fn begin(lock_timeout: Duration) -> Arc<str> {
     format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED; \
          SET LOCAL lock_timeout = {}; \
-         SET LOCAL synchronous_commit = on",
+         SET LOCAL synchronous_commit = on; \
+         SET LOCAL plan_cache_mode = force_generic_plan; \
+         SET LOCAL enable_seqscan = off; \
+         SET LOCAL jit = off",
         lock_timeout.as_millis()
     )
     .into()

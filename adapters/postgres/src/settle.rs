@@ -1,5 +1,7 @@
 //! Completing and releasing: writes that begin with the claim's row, by its token.
 
+use std::collections::HashSet;
+
 use inboxd_contract::{Completion, InboxKey, Release, Settled};
 use sqlx::Row;
 
@@ -93,10 +95,23 @@ impl Completing<'_> {
             .bind(texts(&|completion| completion.record.causation_id.clone()));
         let rows = work.rows("the completion", query).await?;
         let mut written = vec![Written::Lost; members.len()];
+        let mut new = HashSet::with_capacity(members.len());
         for row in &rows {
-            let new: bool = row.try_get("inserted").map_err(unreadable)?;
-            if let Some(member) = written.get_mut(place(row)?) {
-                *member = if new { Written::New } else { Written::Existed };
+            if row.try_get::<Option<i64>, _>("place").map_err(unreadable)?.is_some() {
+                if let Some(member) = written.get_mut(place(row)?) {
+                    *member = Written::Existed;
+                }
+            } else {
+                let consumer: &str = row.try_get("consumer_id").map_err(unreadable)?;
+                let message: &str = row.try_get("message_id").map_err(unreadable)?;
+                new.insert((consumer, message));
+            }
+        }
+        for (member, written) in members.iter().zip(&mut written) {
+            let key = &member.claim.key;
+            let is_new = new.contains(&(key.consumer_id.as_str(), key.message_id.as_str()));
+            if *written == Written::Existed && is_new {
+                *written = Written::New;
             }
         }
         Ok(written)

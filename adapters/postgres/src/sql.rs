@@ -66,7 +66,8 @@ USING unnest($1::text[], $2::text[], $3::text[]) AS u (consumer_id, message_id, 
 WHERE c.consumer_id = u.consumer_id AND c.message_id = u.message_id AND c.token = u.token::uuid"#;
 
     /// Removes the claims that are held, and inserts their rows. Answers the places of those that
-    /// were held, and whether the row is new.
+    /// were held, and then the keys whose row is new: joined here, large batches would be
+    /// compared pair by pair.
     complete = r#"
 WITH u AS MATERIALIZED (
     SELECT *
@@ -97,10 +98,9 @@ WITH u AS MATERIALIZED (
     ON CONFLICT DO NOTHING
     RETURNING consumer_id, message_id
 )
-SELECT u.place, put.message_id IS NOT NULL AS inserted
-FROM gone
-JOIN u ON u.place = gone.place
-LEFT JOIN put ON put.consumer_id = u.consumer_id AND put.message_id = u.message_id"#;
+SELECT place, NULL AS consumer_id, NULL AS message_id FROM gone
+UNION ALL
+SELECT NULL, consumer_id, message_id FROM put"#;
 
     /// An accepted message takes its dead letter away; a missing fingerprint conflicts with none.
     supersede = r#"
