@@ -28,8 +28,10 @@ pub struct Message {
     pub id: Option<String>,
     /// The record's key, or the header `key` on RabbitMQ.
     pub key: Option<String>,
+    /// Kafka: the partition, instead of the one that the key chooses.
+    pub partition: Option<i32>,
     pub body: Bytes,
-    pub headers: Vec<(String, String)>,
+    pub headers: Vec<(String, Bytes)>,
 }
 
 impl Message {
@@ -39,9 +41,20 @@ impl Message {
         Self { body: format!("body of {id}").into(), id: Some(id), ..Self::default() }
     }
 
+    /// Without an id.
+    pub fn bare(body: impl Into<Bytes>) -> Self {
+        Self { body: body.into(), ..Self::default() }
+    }
+
     /// With an ordering key.
     pub fn key(mut self, key: impl Into<String>) -> Self {
         self.key = Some(key.into());
+        self
+    }
+
+    /// Into this partition, where there are any.
+    pub fn partition(mut self, partition: i32) -> Self {
+        self.partition = Some(partition);
         self
     }
 
@@ -51,9 +64,9 @@ impl Message {
         self
     }
 
-    /// With a header more.
-    pub fn header(mut self, name: &str, value: &str) -> Self {
-        self.headers.push((name.to_owned(), value.to_owned()));
+    /// With a header more: text on AMQP, whatever its bytes are.
+    pub fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
+        self.headers.push((name.to_owned(), Bytes::copy_from_slice(value.as_ref())));
         self
     }
 }
@@ -62,6 +75,10 @@ impl Message {
 pub struct Broker {
     pub kind: BrokerKind,
     pub name: String,
+    /// Its name in the configuration.
+    pub label: &'static str,
+    /// Further keys of the `source` table, such as `prefetch = 5`.
+    pub source_keys: String,
     url: String,
 }
 
@@ -77,7 +94,7 @@ impl Broker {
 
     /// The same on this server.
     pub async fn at(kind: BrokerKind, url: &str) -> Self {
-        let broker = Self { kind, name: servers::unique("orders"), url: url.to_owned() };
+        let broker = Self::named(kind, url);
         match kind {
             BrokerKind::Kafka => broker.create_topic(4).await,
             _ => broker.declare().await,
@@ -87,7 +104,24 @@ impl Broker {
 
     /// A name that does not exist yet; see [`Broker::create_topic`] and [`Broker::declare`].
     pub fn named(kind: BrokerKind, url: &str) -> Self {
-        Self { kind, name: servers::unique("orders"), url: url.to_owned() }
+        Self {
+            kind,
+            name: servers::unique("orders"),
+            label: "main",
+            source_keys: String::new(),
+            url: url.to_owned(),
+        }
+    }
+
+    /// The same with further keys of the `source` table.
+    pub fn with_source_keys(mut self, keys: &str) -> Self {
+        self.source_keys = keys.to_owned();
+        self
+    }
+
+    /// Another queue or topic on the same server, under the same name in the configuration.
+    pub async fn sibling(&self) -> Self {
+        Self { label: self.label, ..Self::at(self.kind, &self.url).await }
     }
 
     /// The server's address.
@@ -95,34 +129,34 @@ impl Broker {
         &self.url
     }
 
-    /// The `[broker.main]` table.
+    /// The `[broker.LABEL]` table; the label is `main` unless it was changed.
     pub fn config(&self) -> String {
         self.config_with(&self.url)
     }
 
-    /// The `[broker.main]` table with another address, such as a proxy's.
+    /// The same with another address, such as a proxy's.
     pub fn config_with(&self, url: &str) -> String {
+        let label = self.label;
         match self.kind {
             BrokerKind::Kafka => format!(
-                "[broker.main]\nkind = \"kafka\"\nurl = \"{url}\"\n[broker.main.properties]\n\
+                "[broker.{label}]\nkind = \"kafka\"\nurl = \"{url}\"\n[broker.{label}.properties]\n\
                  \"session.timeout.ms\" = \"6000\"\n\"heartbeat.interval.ms\" = \"500\"\n\
                  \"fetch.wait.max.ms\" = \"50\"\n\"max.poll.interval.ms\" = \"10000\"\n"
             ),
-            _ => format!("[broker.main]\nkind = \"rabbitmq\"\nurl = \"{url}\"\n"),
+            _ => format!("[broker.{label}]\nkind = \"rabbitmq\"\nurl = \"{url}\"\n"),
         }
     }
 
     /// The inline table of a subscription's `source`.
     pub fn source(&self, group: &str) -> String {
-        match self.kind {
-            BrokerKind::Kafka => {
-                format!(
-                    "{{ broker = \"main\", topics = [\"{}\"], group = \"{group}\" }}",
-                    self.name
-                )
-            }
-            _ => format!("{{ broker = \"main\", queue = \"{}\" }}", self.name),
+        let mut keys = match self.kind {
+            BrokerKind::Kafka => format!("topics = [\"{}\"], group = \"{group}\"", self.name),
+            _ => format!("queue = \"{}\"", self.name),
+        };
+        if !self.source_keys.is_empty() {
+            keys = format!("{keys}, {}", self.source_keys);
         }
+        format!("{{ broker = \"{}\", {keys} }}", self.label)
     }
 
     /// Makes the topic.
@@ -131,6 +165,15 @@ impl Broker {
         let topic = NewTopic::new(&self.name, partitions, TopicReplication::Fixed(1));
         for result in admin.create_topics([&topic], &AdminOptions::new()).await.expect("Kafka") {
             result.expect("the topic is made");
+        }
+    }
+
+    /// Deletes the topic.
+    pub async fn delete_topic(&self) {
+        let admin: AdminClient<_> = self.kafka().create().expect("an admin client");
+        let topics = [self.name.as_str()];
+        for result in admin.delete_topics(&topics, &AdminOptions::new()).await.expect("Kafka") {
+            result.expect("the topic is deleted");
         }
     }
 
@@ -171,7 +214,7 @@ impl Broker {
         for message in messages {
             let mut headers = FieldTable::default();
             for (name, value) in &message.headers {
-                headers.insert(name.as_str().into(), AMQPValue::LongString(value.as_str().into()));
+                headers.insert(name.as_str().into(), AMQPValue::LongString(value.to_vec().into()));
             }
             if let Some(key) = &message.key {
                 headers.insert("key".into(), AMQPValue::LongString(key.as_str().into()));
@@ -240,12 +283,15 @@ fn produce(topic: &str, config: &ClientConfig, messages: Vec<Message>) {
             headers = headers.insert(Header { key: "message-id", value: Some(id) });
         }
         for (name, value) in &message.headers {
-            headers = headers.insert(Header { key: name, value: Some(value) });
+            headers = headers.insert(Header { key: name, value: Some(&value[..]) });
         }
         let mut record: BaseRecord<'_, str, [u8]> =
             BaseRecord::to(topic).payload(&message.body[..]).headers(headers);
         if let Some(key) = &message.key {
             record = record.key(key.as_str());
+        }
+        if let Some(partition) = message.partition {
+            record = record.partition(partition);
         }
         while let Err((error, again)) = producer.send(record) {
             assert!(error.to_string().contains("Queue full"), "{error}");

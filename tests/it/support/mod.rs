@@ -5,10 +5,12 @@ pub mod database;
 pub mod sidecar;
 
 pub use broker::{Broker, BrokerKind, Message};
-pub use database::{Database, DatabaseKind};
+pub use database::{Database, DatabaseKind, Session};
 pub use sidecar::Sidecar;
 
 use std::time::Duration;
+
+use inboxd_conformance::{ensure, eventually};
 
 /// How long a condition may take on a busy machine with two cores.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -24,10 +26,74 @@ pub fn config(
     rest: &str,
 ) -> String {
     format!(
-        "{database}\n{broker}\n[subscription.orders]\nconsumer_id = \"{consumer_id}\"\n\
-         callback = \"{callback}\"\nsource = {source}\n{subscription}\n{rest}\n",
+        "{database}\n{broker}\n{orders}\n{rest}\n",
         database = database.config(),
         broker = broker.config(),
-        source = broker.source(consumer_id),
+        orders = self::subscription("orders", broker, consumer_id, callback, subscription),
     )
+}
+
+/// One `[subscription.NAME]` table, for configurations with several of them; `keys` are further
+/// lines of it.
+pub fn subscription(
+    name: &str,
+    broker: &Broker,
+    consumer_id: &str,
+    callback: &str,
+    keys: &str,
+) -> String {
+    let source = broker.source(consumer_id);
+    format!(
+        "[subscription.{name}]\nconsumer_id = \"{consumer_id}\"\ncallback = \"{callback}\"\n\
+         source = {source}\n{keys}\n"
+    )
+}
+
+/// The sum of an outcome over replicas.
+pub async fn sum_of(sidecars: &[Sidecar], outcome: &str) -> u64 {
+    let mut sum = 0;
+    for sidecar in sidecars {
+        sum += sidecar.outcomes(outcome).await;
+    }
+    sum
+}
+
+/// Publishes messages with ids `warm-up-…` until every replica has processed one: from then on
+/// all of them consume.
+pub async fn all_consume(broker: &Broker, sidecars: &[Sidecar]) {
+    let mut published = 0;
+    eventually(PATIENCE, async || {
+        let mut idle = String::new();
+        for sidecar in sidecars {
+            if sidecar.outcomes("processed").await == 0 {
+                idle = sidecar.log();
+            }
+        }
+        if idle.is_empty() {
+            return Ok(());
+        }
+        broker
+            .publish((0..4).map(|partition| {
+                published += 1;
+                Message::id(format!("warm-up-{published}")).partition(partition)
+            }))
+            .await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        Err(format!("one does not consume; its log:\n{idle}"))
+    })
+    .await;
+}
+
+/// Stops all replicas: each ends well, and nothing is left on the broker.
+pub async fn stop_all(broker: &Broker, group: &str, sidecars: &mut [Sidecar]) {
+    for sidecar in sidecars.iter_mut() {
+        let status = sidecar.stop().await;
+        assert!(status.success(), "{status}:\n{}", sidecar.log());
+    }
+    eventually(PATIENCE, async || {
+        let left = broker.left(group).await;
+        let log = sidecars.iter().map(Sidecar::log).collect::<String>();
+        ensure(left == 0, format!("{left} left on the broker; log:\n{log}"))
+    })
+    .await;
 }

@@ -134,8 +134,24 @@ impl Sidecar {
 
     /// Deliveries of the subscription `orders` that came to this outcome.
     pub async fn outcomes(&self, outcome: &str) -> u64 {
-        let label = format!("outcome=\"{outcome}\"");
-        self.metric("inboxd_deliveries_total", &["subscription=\"orders\"", &label]).await as u64
+        self.outcomes_of("orders", outcome).await
+    }
+
+    /// Deliveries of this subscription that came to this outcome.
+    pub async fn outcomes_of(&self, subscription: &str, outcome: &str) -> u64 {
+        let outcome = format!("outcome=\"{outcome}\"");
+        let subscription = format!("subscription=\"{subscription}\"");
+        self.metric("inboxd_deliveries_total", &[&subscription, &outcome]).await as u64
+    }
+
+    /// Duplicates of the subscription `orders`, of either kind.
+    pub async fn duplicates(&self) -> u64 {
+        self.outcomes("duplicate").await + self.outcomes("duplicate_in_flight").await
+    }
+
+    /// Deliveries that it holds now.
+    pub async fn in_flight(&self) -> u64 {
+        self.metric("inboxd_in_flight_deliveries", &[]).await as u64
     }
 
     /// Everything it has written, all lives.
