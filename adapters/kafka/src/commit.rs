@@ -19,6 +19,7 @@ use crate::shared::Shared;
 
 /// A commit without an answer for this long is given up and made again.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
+const RETRY: Duration = Duration::from_millis(50);
 
 /// Offsets were not committed.
 #[derive(Debug, thiserror::Error)]
@@ -29,21 +30,36 @@ pub(crate) enum CommitError {
     Refused(Code),
 }
 
-impl CommitError {
-    /// Whether the same may succeed a moment later.
-    fn passes(&self) -> bool {
+/// What goes on between two tries of [`within`].
+pub(crate) enum Between<'a> {
+    /// Nothing: we are inside a rebalance's callback.
+    Wait,
+    /// This, which polls: a rebalance that is in the way goes on.
+    Poll(&'a dyn Fn()),
+}
+
+impl Between<'_> {
+    /// Whether the same may succeed after it.
+    fn mends(&self, error: &CommitError) -> bool {
+        let CommitError::Refused(code) = error else { return false };
+        match code {
+            Code::RebalanceInProgress
+            | Code::CoordinatorLoadInProgress
+            | Code::CoordinatorNotAvailable
+            | Code::NotCoordinator
+            | Code::WaitingForCoordinator
+            | Code::BrokerTransportFailure
+            | Code::RequestTimedOut => true,
+            // The group goes on without us until we have joined again.
+            Code::IllegalGeneration | Code::UnknownMemberId => matches!(self, Self::Poll(_)),
+            _ => false,
+        }
+    }
+
+    fn pass(&self) {
         match self {
-            Self::NoAnswer => false,
-            Self::Refused(code) => matches!(
-                code,
-                Code::RebalanceInProgress
-                    | Code::CoordinatorLoadInProgress
-                    | Code::CoordinatorNotAvailable
-                    | Code::NotCoordinator
-                    | Code::WaitingForCoordinator
-                    | Code::BrokerTransportFailure
-                    | Code::RequestTimedOut
-            ),
+            Self::Wait => std::thread::sleep(RETRY),
+            Self::Poll(poll) => poll(),
         }
     }
 }
@@ -92,14 +108,14 @@ impl Sent {
 }
 
 /// Commits what is settled (of these epochs, or of all) and waits for the answer, trying
-/// again what passes; `between` is called before each further try.
+/// again what passes.
 pub(crate) fn within<C: ClientContext>(
     client: &Client<C>,
     shared: &Shared,
     only: Option<&[Epoch]>,
     metadata: Option<&str>,
     timeout: Duration,
-    mut between: impl FnMut(),
+    between: Between<'_>,
 ) -> Result<(), CommitError> {
     let deadline = Instant::now() + timeout;
     loop {
@@ -117,7 +133,7 @@ pub(crate) fn within<C: ClientContext>(
         };
         match result {
             Ok(()) => return Ok(()),
-            Err(error) if error.passes() && Instant::now() < deadline => between(),
+            Err(error) if between.mends(&error) && Instant::now() < deadline => between.pass(),
             Err(error) => {
                 note(shared, &error);
                 return Err(error);

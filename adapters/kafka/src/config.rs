@@ -19,6 +19,8 @@ const STATISTICS_MS: u64 = 1_000;
 const STATISTICS_MS_MAX: u64 = 5_000;
 const MAX_POLL_INTERVAL_MS: u64 = 300_000;
 const HEARTBEAT_MS: u64 = 3_000;
+const MESSAGE_BYTES_MAX: u64 = 1_000_000;
+const FETCH_BYTES_MAX: u64 = 50 << 20;
 const DRAIN_MAX: Duration = Duration::from_secs(25);
 
 /// Properties that inboxd sets itself, each with the reason and the remedy.
@@ -113,14 +115,14 @@ impl KafkaConfig {
         }
     }
 
-    /// A value of a property that is a number of milliseconds.
-    fn milliseconds(&self, property: &str, default: u64) -> u64 {
+    /// The value of a property that is a number.
+    fn number(&self, property: &str, default: u64) -> u64 {
         self.properties.get(property).and_then(|value| value.parse().ok()).unwrap_or(default)
     }
 
     /// How long a revoke waits for what is under way.
     pub(crate) fn drain_for(&self) -> Duration {
-        let poll = self.milliseconds("max.poll.interval.ms", MAX_POLL_INTERVAL_MS);
+        let poll = self.number("max.poll.interval.ms", MAX_POLL_INTERVAL_MS);
         let most = Duration::from_millis(poll / 2).min(DRAIN_MAX);
         self.drain_deadline.map_or(most, |wanted| wanted.min(most))
     }
@@ -128,7 +130,7 @@ impl KafkaConfig {
     /// A broker that has said nothing for this long is not reachable: heartbeats and
     /// empty fetches are answered more often.
     pub(crate) fn silence_max(&self) -> Duration {
-        let heartbeat = self.milliseconds("heartbeat.interval.ms", HEARTBEAT_MS);
+        let heartbeat = self.number("heartbeat.interval.ms", HEARTBEAT_MS);
         Duration::from_millis((heartbeat * 3).max(10_000))
     }
 
@@ -142,7 +144,9 @@ impl KafkaConfig {
         self.check()?;
         let mut client = ClientConfig::new();
         let kbytes = (self.in_flight_bytes_max >> 10).clamp(1, 2_097_151);
-        let fetch_bytes = self.in_flight_bytes_max.clamp(1 << 10, 50 << 20);
+        // librdkafka asks for no less than one message in a fetch.
+        let message = self.number("message.max.bytes", MESSAGE_BYTES_MAX);
+        let fetch_bytes = (self.in_flight_bytes_max as u64).min(FETCH_BYTES_MAX).max(message);
         for (key, value) in [
             ("isolation.level", "read_committed".into()),
             ("topic.metadata.refresh.interval.ms", "30000".into()),
@@ -151,13 +155,13 @@ impl KafkaConfig {
             ("queued.min.messages", "10000".into()),
             ("fetch.queue.backoff.ms", "50".into()),
             ("fetch.max.bytes", fetch_bytes.to_string()),
-            ("fetch.message.max.bytes", fetch_bytes.min(1 << 20).to_string()),
+            ("fetch.message.max.bytes", fetch_bytes.min(MESSAGE_BYTES_MAX).to_string()),
             // The broker's closing an idle connection is routine.
             ("log.connection.close", "false".into()),
         ] {
             client.set(key, value);
         }
-        if !self.properties.get("group.protocol").is_some_and(|protocol| protocol == "consumer") {
+        if self.properties.get("group.protocol").is_none_or(|protocol| protocol != "consumer") {
             client.set("partition.assignment.strategy", "cooperative-sticky");
         }
         for (key, value) in &self.properties {

@@ -19,7 +19,7 @@ use rdkafka::topic_partition_list::TopicPartitionList;
 use rdkafka::types::RDKafkaRespErr;
 use tokio::time::Instant;
 
-use crate::commit;
+use crate::commit::{self, Between};
 use crate::config::KafkaConfig;
 use crate::health::Trouble;
 use crate::partitions::{Epoch, Scope};
@@ -133,7 +133,7 @@ impl Context {
                 Some(&epochs),
                 metadata,
                 COMMIT_TIMEOUT,
-                || std::thread::sleep(Duration::from_millis(50)),
+                Between::Wait,
             );
             if let Err(error) = committed {
                 tracing::warn!(%error, "offsets of revoked partitions were not committed: settled \

@@ -106,10 +106,8 @@ struct Partition {
     committed_before: Option<i64>,
     draining: bool,
     paused: bool,
-    /// Read since it was last paused or resumed: librdkafka's offsets are of this fetch.
-    fresh: bool,
-    /// The last report that everything was read (last polled + 1, end).
-    read_to_end: Option<(i64, i64)>,
+    /// What the last statistics since the last record said was polled.
+    polled: Option<i64>,
 }
 
 /// See the module.
@@ -163,8 +161,7 @@ impl Partitions {
             committed_before: None,
             draining: false,
             paused: false,
-            fresh: false,
-            read_to_end: None,
+            polled: None,
         };
         self.by_epoch.insert(self.last_epoch, partition);
         self.epochs.entry(topic).or_default().insert(number, self.last_epoch);
@@ -176,33 +173,29 @@ impl Partitions {
         let Some(epoch) = self.epoch(record.topic, record.partition).filter(|_| self.taking) else {
             return Kept::Ignored;
         };
-        match self.push(epoch, record) {
-            Ok(()) => Kept::Waits,
-            Err(record) => {
-                let scope = match self.by_epoch[&epoch].scope {
-                    Scope::NotAsked => Scope::NotAsked,
-                    _ => Scope::Wanted,
-                };
-                let paused = self.by_epoch[&epoch].paused;
-                let epoch = self.assign(record.topic, record.partition, scope);
-                if let Some(partition) = self.by_epoch.get_mut(&epoch) {
-                    partition.paused = paused;
-                }
-                // A tracker that has received nothing takes any offset.
-                let _ = self.push(epoch, record);
-                Kept::StartedOver
-            }
+        let Some(partition) = self.by_epoch.get_mut(&epoch) else { return Kept::Ignored };
+        if partition.tracker.receive(record.offset, record.received_at) == Received::New {
+            self.push(epoch, record);
+            return Kept::Waits;
         }
+        let scope = match partition.scope {
+            Scope::NotAsked => Scope::NotAsked,
+            Scope::Wanted | Scope::Known { .. } => Scope::Wanted,
+        };
+        let paused = partition.paused;
+        let epoch = self.assign(record.topic, record.partition, scope);
+        if let Some(partition) = self.by_epoch.get_mut(&epoch) {
+            partition.paused = paused;
+            partition.tracker.receive(record.offset, record.received_at);
+        }
+        self.push(epoch, record);
+        Kept::StartedOver
     }
 
-    /// Queues a record behind the others; gives it back if its offset is not above them.
-    fn push<'a>(&mut self, epoch: Epoch, record: Record<'a>) -> Result<(), Record<'a>> {
-        let Some(partition) = self.by_epoch.get_mut(&epoch) else { return Ok(()) };
-        if partition.tracker.receive(record.offset, record.received_at) == Received::Rewound {
-            return Err(record);
-        }
-        partition.fresh = true;
-        partition.read_to_end = None;
+    /// Queues a record that is tracked behind the others.
+    fn push(&mut self, epoch: Epoch, record: Record<'_>) {
+        let Some(partition) = self.by_epoch.get_mut(&epoch) else { return };
+        partition.polled = None;
         let mut envelope = record.envelope;
         if let Scope::Known { scope, .. } = &partition.scope {
             set_scope(&mut envelope, scope);
@@ -218,7 +211,6 @@ impl Partitions {
             received_at: record.received_at,
             releases: 0,
         });
-        Ok(())
     }
 
     /// What the engine has room for, and, if that is nothing, when something becomes due.
@@ -390,8 +382,6 @@ impl Partitions {
         for epoch in epochs {
             if let Some(partition) = self.by_epoch.get_mut(epoch) {
                 partition.paused = paused;
-                partition.fresh = false;
-                partition.read_to_end = None;
             }
         }
     }
@@ -459,9 +449,8 @@ impl Partitions {
                 let Some(epoch) = self.epoch(topic, known.partition) else { continue };
                 let Some(partition) = self.by_epoch.get_mut(&epoch) else { continue };
                 partition.end = known.end(committed_only);
-                partition.committed_before =
-                    Some(known.committed_offset).filter(|offset| *offset >= 0);
-                partition.observe_end(known.read_to_end());
+                partition.committed_before = known.committed();
+                partition.observe(known.polled());
             }
         }
     }
@@ -521,15 +510,14 @@ impl Partition {
         self.committed.is_some() || self.committed_before != Some(offset)
     }
 
-    /// What is said twice, a second apart, and has been fetched since the last pause, is so.
-    fn observe_end(&mut self, read: Option<(i64, i64)>) {
-        let said_before = read.is_some() && read == self.read_to_end;
-        self.read_to_end = read.filter(|_| self.fresh && !self.paused);
-        if let Some((app, end)) = self.read_to_end
-            && said_before
-            && self.tracker.position() == Some(app)
-        {
-            self.tracker.advance(end);
+    /// Markers and aborted records are polled too, unseen: what librdkafka counts as polled
+    /// beyond our last record is behind us. Said twice, a second apart, without a record
+    /// between, for one report may be older than a log that was just made again.
+    fn observe(&mut self, polled: Option<i64>) {
+        let said_before = polled.is_some() && polled == self.polled;
+        self.polled = polled;
+        if let Some(polled) = polled.filter(|_| said_before) {
+            self.tracker.advance(polled);
         }
     }
 }
@@ -537,5 +525,187 @@ impl Partition {
 fn set_scope(envelope: &mut Envelope, known: &Arc<str>) {
     if let Origin::Kafka { position_scope, .. } = &mut envelope.origin {
         *position_scope = Some(Arc::clone(known));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOM: Room = Room { deliveries: 100, bytes: 1 << 20 };
+
+    struct Bench {
+        partitions: Partitions,
+        now: Instant,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            Self { partitions: Partitions::new(1 << 20, 1_000), now: Instant::now() }
+        }
+
+        fn receive(&mut self, number: i32, offset: i64) -> Kept {
+            let origin = Origin::Kafka {
+                topic: "t".into(),
+                partition: number,
+                offset,
+                position_scope: None,
+            };
+            let envelope = Envelope::new(origin, None);
+            self.partitions.receive(Record {
+                topic: "t",
+                partition: number,
+                offset,
+                envelope,
+                received_at: self.now,
+            })
+        }
+
+        fn receive_all(&mut self, number: i32, offsets: std::ops::Range<i64>) {
+            for offset in offsets {
+                assert_eq!(self.receive(number, offset), Kept::Waits);
+            }
+        }
+
+        fn take(&mut self, deliveries: usize) -> Vec<Taken> {
+            self.partitions.take(Room { deliveries, ..ROOM }, self.now).0
+        }
+
+        fn settle(&mut self, taken: Taken, settlement: Settlement) -> bool {
+            self.partitions.settle(taken.epoch, taken.record, settlement, self.now)
+        }
+
+        fn commits(&self) -> Vec<i64> {
+            let commits = self.partitions.commits(None).into_iter();
+            commits.map(|commit| commit.offset).collect()
+        }
+    }
+
+    fn offsets(taken: &[Taken]) -> Vec<i64> {
+        taken.iter().map(|taken| taken.record.offset).collect()
+    }
+
+    #[test]
+    fn a_release_comes_again_later_before_what_is_behind_it() {
+        let mut bench = Bench::new();
+        bench.partitions.assign("t", 0, Scope::NotAsked);
+        bench.receive_all(0, 0..5);
+        let mut taken = bench.take(4);
+        assert!(bench.settle(taken.pop().expect("3"), Settlement::Release));
+        assert!(bench.settle(taken.remove(1), Settlement::Release));
+        assert!(bench.take(10).is_empty(), "not at once");
+        let (_, due) = bench.partitions.take(ROOM, bench.now);
+        assert_eq!(due, Some(bench.now + RELEASE_DELAY));
+        bench.now += RELEASE_DELAY;
+        let again = bench.take(10);
+        assert_eq!(offsets(&again), [1, 3, 4]);
+        assert_eq!(again[0].record.releases, 1);
+        // Each further time it waits longer.
+        for taken in again {
+            bench.settle(taken, Settlement::Release);
+        }
+        bench.now += RELEASE_DELAY;
+        assert!(bench.take(10).is_empty());
+        bench.now += RELEASE_DELAY;
+        assert_eq!(offsets(&bench.take(10)), [1, 3, 4]);
+    }
+
+    #[test]
+    fn an_acker_of_an_earlier_assignment_settles_nothing() {
+        let mut bench = Bench::new();
+        bench.partitions.assign("t", 0, Scope::NotAsked);
+        bench.receive(0, 7);
+        let old = bench.take(1).remove(0);
+        let fence = old.fence.fence();
+        bench.partitions.assign("t", 0, Scope::NotAsked);
+        assert!(fence.is_lost());
+        bench.receive(0, 7);
+        assert!(!bench.settle(old, Settlement::Ack));
+        assert_eq!(bench.commits(), [7]);
+        let new = bench.take(1).remove(0);
+        bench.settle(new, Settlement::Ack);
+        assert_eq!(bench.commits(), [8]);
+    }
+
+    #[test]
+    fn a_drain_drops_what_waits_and_counts_what_is_out() {
+        let mut bench = Bench::new();
+        bench.partitions.assign("t", 0, Scope::NotAsked);
+        bench.receive_all(0, 0..3);
+        let mut taken = bench.take(2);
+        let epoch = bench.partitions.drain("t", 0).expect("assigned");
+        assert!(taken[0].fence.fence().is_lost() || !taken[0].fence.fence().is_open());
+        assert!(bench.take(10).is_empty());
+        assert_eq!(bench.partitions.handed_out(&[epoch]), 2);
+        assert!(!bench.settle(taken.pop().expect("1"), Settlement::Release));
+        bench.settle(taken.pop().expect("0"), Settlement::Ack);
+        assert_eq!(bench.partitions.handed_out(&[epoch]), 0);
+        assert_eq!(bench.commits(), [1]);
+        bench.partitions.lose("t", 0);
+        assert!(bench.commits().is_empty());
+        assert!(!bench.partitions.is_full() && bench.partitions.waiting == 0);
+    }
+
+    #[test]
+    fn a_log_that_starts_over_gets_a_fence_and_a_tracker_of_its_own() {
+        let mut bench = Bench::new();
+        bench.partitions.assign("t", 0, Scope::NotAsked);
+        bench.receive_all(0, 10..13);
+        let old = bench.take(2);
+        assert_eq!(bench.receive(0, 3), Kept::StartedOver);
+        assert!(old[0].fence.fence().is_lost());
+        assert_eq!(offsets(&bench.take(10)), [3], "what waited of the old log is gone");
+        for taken in old {
+            bench.settle(taken, Settlement::Ack);
+        }
+        assert_eq!(bench.commits(), [3]);
+    }
+
+    #[test]
+    fn partitions_take_turns() {
+        let mut bench = Bench::new();
+        for number in 0..2 {
+            bench.partitions.assign("t", number, Scope::NotAsked);
+            bench.receive_all(number, 0..4);
+        }
+        let mut streams = Vec::new();
+        while let [taken] = bench.take(1).as_slice() {
+            streams.push(taken.stream.to_string());
+        }
+        assert_eq!(streams.len(), 8);
+        assert_ne!(streams[0], streams[1]);
+    }
+
+    #[test]
+    fn nothing_is_handed_out_before_its_scope_and_mark_are_stored() {
+        let mut bench = Bench::new();
+        let epoch = bench.partitions.assign("t", 0, Scope::Wanted);
+        bench.receive_all(0, 0..3);
+        assert!(bench.take(10).is_empty());
+        bench.partitions.set_scope(epoch, "c/e".into(), Some(2));
+        let taken = bench.take(10);
+        assert_eq!(offsets(&taken), [0, 1]);
+        let Origin::Kafka { position_scope, .. } = &taken[0].record.envelope.origin else {
+            panic!("kafka")
+        };
+        assert_eq!(position_scope.as_deref(), Some("c/e"));
+        assert_eq!(bench.partitions.unmarked(), [(epoch, "c/e".into(), 0, 3)]);
+        bench.partitions.set_mark(epoch, 3);
+        assert_eq!(offsets(&bench.take(10)), [2]);
+    }
+
+    #[test]
+    fn a_wide_span_is_paused_until_its_lowest_is_settled() {
+        let mut bench = Bench::new();
+        bench.partitions.span_max = 3;
+        let epoch = bench.partitions.assign("t", 0, Scope::NotAsked);
+        bench.receive_all(0, 0..4);
+        assert_eq!(bench.partitions.to_pause(false), (vec![epoch], vec![]));
+        bench.partitions.set_paused(&[epoch], true);
+        let mut taken = bench.take(4);
+        bench.settle(taken.pop().expect("3"), Settlement::Ack);
+        assert_eq!(bench.partitions.to_pause(false), (vec![], vec![]));
+        bench.settle(taken.remove(0), Settlement::Ack);
+        assert_eq!(bench.partitions.to_pause(false), (vec![], vec![epoch]));
     }
 }

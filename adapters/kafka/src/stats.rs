@@ -35,12 +35,9 @@ pub(crate) struct Topic {
 pub(crate) struct Partition {
     /// Internal unassigned partition: -1.
     pub(crate) partition: i32,
-    /// Messages fetched and not polled yet.
-    fetchq_cnt: i64,
-    next_offset: i64,
+    /// One past the last record or marker that was polled.
     app_offset: i64,
-    pub(crate) committed_offset: i64,
-    eof_offset: i64,
+    committed_offset: i64,
     hi_offset: i64,
     ls_offset: i64,
 }
@@ -75,12 +72,14 @@ impl Partition {
         (end >= 0).then_some(end)
     }
 
-    /// Where the log ends, if everything before it was fetched, and all that was
-    /// fetched was polled: behind the last record polled there are only markers and
-    /// aborted records. (last polled + 1, end)
-    pub(crate) fn read_to_end(&self) -> Option<(i64, i64)> {
-        let read = self.fetchq_cnt == 0 && self.next_offset >= 0 && self.app_offset >= 0;
-        (read && self.eof_offset == self.next_offset).then_some((self.app_offset, self.next_offset))
+    /// One past the last record or transaction marker that was polled in this assignment.
+    pub(crate) fn polled(&self) -> Option<i64> {
+        (self.app_offset >= 0).then_some(self.app_offset)
+    }
+
+    /// What the group had committed.
+    pub(crate) fn committed(&self) -> Option<i64> {
+        (self.committed_offset >= 0).then_some(self.committed_offset)
     }
 }
 
@@ -92,7 +91,7 @@ mod tests {
         "a/1":{"name":"a/1","state":"UP","rxidle":2000000,"toppars":{}},
         "b/2":{"name":"b/2","state":"TRY_CONNECT","rxidle":-1}},
       "topics":{"t":{"topic":"t","partitions":{"0":{"partition":0,"fetchq_cnt":0,
-        "next_offset":7,"app_offset":5,"committed_offset":3,"eof_offset":7,"hi_offset":9,
+        "next_offset":7,"app_offset":5,"committed_offset":-1001,"hi_offset":9,
         "ls_offset":7,"lo_offset":0}}}},
       "cgrp":{"state":"up","join_state":"steady"}}"#;
 
@@ -105,14 +104,7 @@ mod tests {
         let partition = report.topics["t"].partitions["0"];
         assert_eq!(partition.end(true), Some(7));
         assert_eq!(partition.end(false), Some(9));
-        assert_eq!(partition.read_to_end(), Some((5, 7)));
-    }
-
-    #[test]
-    fn what_waits_in_the_queue_is_not_read() {
-        let report: Statistics =
-            serde_json::from_str(&REPORT.replace("\"fetchq_cnt\":0", "\"fetchq_cnt\":1"))
-                .expect("a report");
-        assert_eq!(report.topics["t"].partitions["0"].read_to_end(), None);
+        assert_eq!(partition.polled(), Some(5));
+        assert_eq!(partition.committed(), None);
     }
 }

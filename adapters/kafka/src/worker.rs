@@ -22,7 +22,7 @@ use rdkafka::topic_partition_list::TopicPartitionList;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::commit::{self, Sent};
+use crate::commit::{self, Between, Sent};
 use crate::context::{Context, Settings};
 use crate::identity::{Identity, Outcome};
 use crate::partitions::{Epoch, Record};
@@ -141,7 +141,6 @@ impl Worker {
         for (topic, partition) in epochs.iter().filter_map(|epoch| state.partitions.name(*epoch)) {
             list.add_partition(&topic, partition);
         }
-        // Before the call: what it purges must not look as if it had been read.
         state.partitions.set_paused(epochs, paused);
         drop(state);
         let done = if paused { self.consumer.pause(&list) } else { self.consumer.resume(&list) };
@@ -201,10 +200,9 @@ impl Worker {
                 let metadata = settings.metadata.as_deref();
                 // Some of the time is left for leaving.
                 let timeout = left.mul_f64(0.6);
-                commit::within(consumer.client(), &shared, None, metadata, timeout, || {
-                    // A rebalance in the way needs its callback.
-                    let _ = consumer.poll(Duration::from_millis(50));
-                })
+                let poll = || drop(consumer.poll(POLL_STALLED));
+                let between = Between::Poll(&poll);
+                commit::within(consumer.client(), &shared, None, metadata, timeout, between)
             }
         };
         let mut state = shared.lock();

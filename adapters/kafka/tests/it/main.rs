@@ -3,6 +3,9 @@
 
 mod conformance;
 mod front;
+mod groups;
 mod mock;
+mod positions;
 mod produce;
+mod records;
 mod support;

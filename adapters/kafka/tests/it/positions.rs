@@ -1,0 +1,187 @@
+//! N5: positions as identities, over topics that are deleted and made again.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use inboxd_conformance::{ensure, eventually};
+use inboxd_contract::{Delivery, ErrorClass, Notes, Origin, Source, StoreError};
+use inboxd_kafka::{KafkaConfig, KafkaSource};
+use rdkafka::admin::AdminOptions;
+use tokio::time::timeout;
+
+use crate::mock::Mock;
+use crate::produce::{Out, Producer};
+use crate::support::{
+    PATIENCE, Place, WIDE, admin, blocking, close, config, create_topic, ids, numbered, ready,
+    start, take,
+};
+
+/// Notes in memory.
+#[derive(Default)]
+struct Memory(Mutex<BTreeMap<String, String>>);
+
+impl Memory {
+    fn with(&self, change: impl FnOnce(&mut BTreeMap<String, String>)) {
+        change(&mut self.0.lock().expect("no panic"));
+    }
+}
+
+#[async_trait]
+impl Notes for Memory {
+    async fn note(&self, key: &str) -> Result<Option<String>, StoreError> {
+        Ok(self.0.lock().expect("no panic").get(key).cloned())
+    }
+
+    async fn note_once(&self, key: &str, value: &str) -> Result<String, StoreError> {
+        let mut notes = self.0.lock().expect("no panic");
+        Ok(notes.entry(key.to_owned()).or_insert_with(|| value.to_owned()).clone())
+    }
+
+    async fn set_note(&self, key: &str, value: &str) -> Result<(), StoreError> {
+        self.0.lock().expect("no panic").insert(key.to_owned(), value.to_owned());
+        Ok(())
+    }
+}
+
+fn identified(mut config: KafkaConfig, notes: &Arc<Memory>) -> Box<KafkaSource> {
+    config.position_identity = true;
+    config.notes = Some(Arc::clone(notes) as Arc<dyn Notes>);
+    start(config)
+}
+
+fn scope(delivery: &Delivery) -> String {
+    match &delivery.envelope.origin {
+        Origin::Kafka { position_scope: Some(scope), .. } => scope.to_string(),
+        origin => panic!("{origin:?} has no scope"),
+    }
+}
+
+async fn delete_topic(place: &Place) {
+    let admin = admin(&place.brokers);
+    let options = AdminOptions::new().operation_timeout(Some(PATIENCE));
+    let deleted = admin.delete_topics(&[&place.topic], &options).await.expect("an answer");
+    deleted.into_iter().for_each(|topic| drop(topic.expect("the topic is deleted")));
+    // The broker forgets a topic a moment after it has answered.
+    eventually(PATIENCE, async || {
+        let metadata = admin.inner().fetch_metadata(None, PATIENCE).expect("an answer");
+        let there = metadata.topics().iter().any(|topic| topic.name() == place.topic);
+        ensure(!there, "the topic is still there")
+    })
+    .await;
+    blocking(move || drop(admin)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_made_again_has_another_scope_and_all_its_records_come() {
+    let place = Place::new(1).await;
+    let notes = Arc::new(Memory::default());
+    place.produce(0, &numbered("old", 3)).await;
+    let mut source = identified(place.config(), &notes);
+    let old = take(&mut source, 3).await;
+    let first = scope(&old[0]);
+    assert!(old.iter().all(|delivery| scope(delivery) == first));
+    assert_eq!(first.split('/').count(), 2, "cluster and topic: {first}");
+    old.into_iter().for_each(|delivery| delivery.acker.ack());
+    close(source).await;
+
+    // The same after a restart.
+    place.produce(0, &["old3"]).await;
+    let mut source = identified(place.config(), &notes);
+    let same = take(&mut source, 1).await;
+    assert_eq!(scope(&same[0]), first);
+    same.into_iter().for_each(|delivery| delivery.acker.ack());
+    close(source).await;
+
+    delete_topic(&place).await;
+    create_topic(&place.brokers, &place.topic, 1).await;
+    place.produce(0, &numbered("new", 2)).await;
+    let mut source = identified(place.config(), &notes);
+    let new = take(&mut source, 2).await;
+    assert_eq!(ids(&new), ["new0", "new1"]);
+    assert_ne!(scope(&new[0]), first);
+    new.into_iter().for_each(|delivery| delivery.acker.ack());
+    close(source).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_made_again_under_a_running_source_is_read_from_its_beginning() {
+    let place = Place::new(1).await;
+    let notes = Arc::new(Memory::default());
+    place.produce(0, &numbered("old", 5)).await;
+    let mut source = identified(place.config(), &notes);
+    let old = take(&mut source, 5).await;
+    let first = scope(&old[0]);
+    old.into_iter().for_each(|delivery| delivery.acker.ack());
+    place.wait_committed(0, 5).await;
+    delete_topic(&place).await;
+    create_topic(&place.brokers, &place.topic, 1).await;
+    place.produce(0, &numbered("new", 2)).await;
+    let new = take(&mut source, 2).await;
+    assert_eq!(ids(&new), ["new0", "new1"]);
+    assert_ne!(scope(&new[0]), first);
+    new.into_iter().for_each(|delivery| delivery.acker.ack());
+    close(source).await;
+}
+
+/// The mock cluster answers no admin call, so an epoch stands for the topic's id.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_topic_ids_an_end_below_the_stored_mark_refuses_to_go_on() {
+    let mock = Mock::start();
+    let topic = inboxd_conformance::servers::unique("epoch");
+    mock.create_topic(&topic, 1).await;
+    let producer = Producer::new(&mock.brokers, &[]);
+    let notes = Arc::new(Memory::default());
+    let open = || {
+        let mut config = config(&mock.brokers, &topic, &topic);
+        config.commit_interval = Duration::from_millis(100);
+        identified(config, &notes)
+    };
+    producer.produce(&topic, &[Out::new(0, "a")]).await;
+    let mut source = open();
+    let came = take(&mut source, 1).await;
+    let epoch = scope(&came[0]);
+    assert!(epoch.contains("/epoch-"), "{epoch}");
+    came.into_iter().for_each(|delivery| delivery.acker.ack());
+    // The mark goes ahead of what is handed out.
+    producer.produce(&topic, &[Out::new(0, "b")]).await;
+    let came = take(&mut source, 1).await;
+    assert_eq!(scope(&came[0]), epoch);
+    let marks = || {
+        let notes = notes.0.lock().expect("no panic");
+        notes.iter().filter(|(key, _)| key.contains("mark")).map(|(_, mark)| mark.clone()).collect()
+    };
+    let stored: Vec<String> = marks();
+    assert_eq!(stored, ["2"]);
+    came.into_iter().for_each(|delivery| delivery.acker.ack());
+    close(source).await;
+
+    // As if the topic had been longer once.
+    notes.with(|notes| {
+        for (key, value) in notes.iter_mut() {
+            if key.contains("mark") {
+                *value = "100".into();
+            }
+        }
+    });
+    let mut source = open();
+    let refused = timeout(PATIENCE, source.next_batch(WIDE)).await.expect("an answer");
+    let error = refused.expect_err("made again");
+    assert_eq!(error.class, ErrorClass::Permanent);
+    assert!(error.to_string().contains("made again"), "{error}");
+    close(source).await;
+}
+
+/// Positions are only asked for where they are wanted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_scope_is_given_that_was_not_asked_for() {
+    let place = Place::new(1).await;
+    let mut source = place.open();
+    ready(&source).await;
+    place.produce(0, &["a"]).await;
+    let came = take(&mut source, 1).await;
+    let Origin::Kafka { position_scope, .. } = &came[0].envelope.origin else { panic!("kafka") };
+    assert_eq!(*position_scope, None);
+    close(source).await;
+}
