@@ -61,6 +61,10 @@ impl Buffer {
         let mut taken = Vec::new();
         while taken.len() < room.deliveries && (taken.is_empty() || bytes < room.bytes) {
             let Some(delivery) = deliveries.pop_front() else { break };
+            // Its channel has just gone; it comes again by the next one.
+            if delivery.fence.is_lost() {
+                continue;
+            }
             bytes += delivery.envelope.bytes();
             taken.push(delivery);
         }

@@ -171,8 +171,9 @@ impl Session {
         life: Option<Duration>,
     ) -> (Ended, bool) {
         let ended = self.turn(wishes, life).await;
-        self.fence.0.lose();
+        // In this order: whoever sees the fence lost finds nothing of this session any more.
         self.buffer.clear();
+        self.fence.0.lose();
         (ended, self.taking)
     }
 

@@ -77,7 +77,7 @@ impl AckTracker {
             Some(lowest) => self.acked.split_off(lowest),
             None => BTreeSet::new(),
         };
-        let below = std::mem::replace(&mut self.acked, BTreeSet::new());
+        let below = std::mem::take(&mut self.acked);
         let covering =
             below.last().map(|last| Frame::Ack { tag: *last, multiple: below.len() > 1 });
         let single = above.into_iter().map(|tag| Frame::Ack { tag, multiple: false });

@@ -1,4 +1,10 @@
 //! RabbitMQ source against real servers.
 
 mod conformance;
+mod content;
+mod logins;
+mod order;
+mod own_server;
+mod queues;
+mod settling;
 mod support;

@@ -1,0 +1,116 @@
+//! Ordered subscriptions: one consumer, stand-by, and order over every hand-over.
+
+use inboxd_contract::{Room, SourcePhase};
+use inboxd_rabbitmq::{QueueKind, RabbitMqConfig};
+use lapin::types::AMQPValue;
+use tokio::time::timeout;
+
+use crate::support::{
+    PATIENCE, Publisher, ack, behind_proxy, close, ids, phase, shared, start, take,
+};
+
+fn ordered() -> RabbitMqConfig {
+    RabbitMqConfig { ordered: true, ..shared() }
+}
+
+async fn publish_ten(publisher: &Publisher, queue: &str) {
+    publisher.publish(queue, &["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]).await;
+}
+
+/// A replica stands by while another has the queue, and takes over in order, after a close and
+/// after a crash.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_stands_by_and_takes_over_in_order() {
+    let (publisher, config) = (Publisher::shared().await, ordered());
+    publisher.declare(&config.queue, QueueKind::Classic).await;
+    publish_ten(&publisher, &config.queue).await;
+    let mut first = start(&config);
+    let mut held = take(&mut first, 4).await;
+    assert_eq!(ids(&held), ["0", "1", "2", "3"]);
+    let mut second = start(&config);
+    let standby = phase(&second, SourcePhase::Standby).await;
+    assert!(standby.reason.contains("another consumer"), "{}", standby.reason);
+    held.drain(..2).for_each(|delivery| delivery.acker.ack());
+    close(first).await;
+
+    let held_by_second = take(&mut second, 3).await;
+    assert_eq!(ids(&held_by_second), ["2", "3", "4"]);
+    assert_eq!(second.status().borrow().phase, SourcePhase::Ready);
+    let mut third = start(&config);
+    phase(&third, SourcePhase::Standby).await;
+    drop(second);
+    let all = take(&mut third, 8).await;
+    assert_eq!(ids(&all), ["2", "3", "4", "5", "6", "7", "8", "9"], "after a crash too");
+    ack(all);
+    close(third).await;
+}
+
+/// A delivery that is given back comes again in its place: everything from it on anew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_given_back_comes_again_in_its_place() {
+    let (publisher, config) = (Publisher::shared().await, ordered());
+    publisher.declare(&config.queue, QueueKind::Classic).await;
+    publish_ten(&publisher, &config.queue).await;
+    let mut source = start(&config);
+    let mut held = take(&mut source, 4).await.into_iter();
+    held.next().expect("four").acker.ack();
+    let released = held.next().expect("four");
+    let fence = released.fence.clone();
+    drop(released);
+    timeout(PATIENCE, fence.lost()).await.expect("the channel goes");
+    let all = take(&mut source, 9).await;
+    assert_eq!(ids(&all), ["1", "2", "3", "4", "5", "6", "7", "8", "9"]);
+    ack(all);
+    close(source).await;
+}
+
+/// Order holds over a lost connection with deliveries unsettled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn order_holds_over_a_lost_connection() {
+    let publisher = Publisher::shared().await;
+    let (proxy, config) = behind_proxy(&ordered()).await;
+    publisher.declare(&config.queue, QueueKind::Classic).await;
+    publish_ten(&publisher, &config.queue).await;
+    let mut source = start(&config);
+    let held = take(&mut source, 5).await;
+    proxy.sever();
+    timeout(PATIENCE, held[0].fence.lost()).await.expect("lost with the connection");
+    let all = take(&mut source, 10).await;
+    assert_eq!(ids(&all), ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]);
+    ack(held);
+    ack(all);
+    close(source).await;
+}
+
+/// A quorum queue takes part in order only as a single-active-consumer queue, and must be said to
+/// be one; whatever other arguments it has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quorum_queue_must_be_said_to_have_one_active_consumer() {
+    let (publisher, mut config) = (Publisher::shared().await, ordered());
+    let arguments = [
+        ("x-single-active-consumer", AMQPValue::Boolean(true)),
+        ("x-max-length", AMQPValue::LongInt(1_000)),
+        ("x-dead-letter-exchange", AMQPValue::LongString("amq.fanout".into())),
+    ];
+    publisher.declare_with(&config.queue, QueueKind::Quorum, &arguments).await;
+    publish_ten(&publisher, &config.queue).await;
+    let mut refused = start(&config);
+    let room = Room { deliveries: 1, bytes: 1 };
+    let error = timeout(PATIENCE, refused.next_batch(room)).await.expect("in time");
+    let error = error.expect_err("refused").to_string();
+    assert!(error.contains("is a quorum queue"), "{error}");
+    assert!(error.contains("single_active_consumer"), "{error}");
+    close(refused).await;
+
+    config.single_active_consumer = true;
+    let mut first = start(&config);
+    let mut held = take(&mut first, 3).await;
+    let mut second = start(&config);
+    phase(&second, SourcePhase::Ready).await;
+    held.remove(0).acker.ack();
+    close(first).await;
+    let all = take(&mut second, 9).await;
+    assert_eq!(ids(&all), ["1", "2", "3", "4", "5", "6", "7", "8", "9"]);
+    ack(all);
+    close(second).await;
+}

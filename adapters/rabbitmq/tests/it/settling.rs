@@ -1,0 +1,123 @@
+//! Prefetch, releases, and half-open connections.
+
+use std::time::{Duration, Instant};
+
+use inboxd_conformance::{ensure, eventually};
+use inboxd_contract::{Room, SourcePhase};
+use inboxd_rabbitmq::QueueKind;
+use tokio::time::timeout;
+
+use crate::support::{
+    PATIENCE, Publisher, ack, behind_proxy, close, ids, phase, shared, start, status, take,
+};
+
+/// R11: never more than the prefetch is unacked, before and after a reconnect, handed over or
+/// buffered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_more_than_the_prefetch_is_unacked() {
+    let publisher = Publisher::shared().await;
+    let (proxy, mut config) = behind_proxy(&shared()).await;
+    config.prefetch = 5;
+    publisher.declare(&config.queue, QueueKind::Classic).await;
+    for n in 0..40 {
+        publisher.publish(&config.queue, &[&format!("m{n}")]).await;
+    }
+    let mut source = start(&config);
+    for round in 0..2 {
+        let held = take(&mut source, 5).await;
+        assert_eq!(held.len(), 5);
+        // One acked, one more comes: never a sixth.
+        let (ready, consumers) = publisher.count(&config.queue).await;
+        assert_eq!((ready, consumers), (40 - round - 5, 1), "round {round}");
+        let more = source.next_batch(Room { deliveries: 10, bytes: 1 << 20 });
+        assert!(timeout(Duration::from_millis(300), more).await.is_err(), "a sixth came");
+        ack(held.into_iter().take(1).collect());
+        let next = take(&mut source, 1).await;
+        assert_eq!(publisher.count(&config.queue).await.0, 40 - round - 6);
+        proxy.sever();
+        timeout(PATIENCE, next[0].fence.lost()).await.expect("lost with the connection");
+    }
+    close(source).await;
+}
+
+/// R12: packets dropped both ways are noticed within two and a half heartbeats.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_half_open_connection_is_noticed() {
+    let publisher = Publisher::shared().await;
+    let (proxy, mut config) = behind_proxy(&shared()).await;
+    config.heartbeat = Duration::from_secs(2);
+    publisher.declare(&config.queue, QueueKind::Classic).await;
+    publisher.publish(&config.queue, &["m"]).await;
+    let mut source = start(&config);
+    let held = take(&mut source, 1).await;
+    proxy.black_hole();
+    let began = Instant::now();
+    status(source.status(), |status| status.phase != SourcePhase::Ready).await;
+    let noticed = began.elapsed();
+    // Two and a half heartbeats, and a second for a busy machine.
+    assert!(noticed < Duration::from_secs(6), "noticed after {noticed:?}");
+    timeout(PATIENCE, held[0].fence.lost()).await.expect("the fence goes with it");
+    proxy.cut();
+    proxy.heal();
+    let again = take(&mut source, 1).await;
+    assert_eq!(ids(&again), ["m"]);
+    ack(again);
+    close(source).await;
+}
+
+/// R4's half: a message that is released over and over does not spin.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn releases_are_bounded_in_rate() {
+    let publisher = Publisher::shared().await;
+    let mut config = shared();
+    config.releases_per_second = 4;
+    publisher.declare(&config.queue, QueueKind::Classic).await;
+    publisher.publish(&config.queue, &["m"]).await;
+    let mut source = start(&config);
+    take(&mut source, 1).await;
+    let began = Instant::now();
+    for _ in 0..10 {
+        drop(take(&mut source, 1).await);
+    }
+    // A burst of four, then four a second: at least (11 - 4) / 4 seconds.
+    assert!(began.elapsed() > Duration::from_millis(1_200), "{:?}", began.elapsed());
+    ack(take(&mut source, 1).await);
+    close(source).await;
+    assert_eq!(publisher.count(&config.queue).await.0, 0);
+}
+
+/// A hundred acks under way when the source closes: all are answered, on both kinds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn close_right_behind_many_acks_loses_none() {
+    for kind in [QueueKind::Classic, QueueKind::Quorum] {
+        let publisher = Publisher::shared().await;
+        let mut config = shared();
+        config.prefetch = 200;
+        publisher.declare(&config.queue, kind).await;
+        for n in 0..200 {
+            publisher.publish(&config.queue, &[&format!("m{n}")]).await;
+        }
+        let mut source = start(&config);
+        phase(&source, SourcePhase::Ready).await;
+        let mut held = take(&mut source, 200).await;
+        // Odd ones first: each of them is an ack of its own.
+        for index in (0..held.len()).rev().filter(|index| index % 2 == 1) {
+            held.swap_remove(index).acker.ack();
+            tokio::task::yield_now().await;
+        }
+        ack(held);
+        close(source).await;
+        let queue = &config.queue;
+        publisher.publish(queue, &["end"]).await;
+        let mut source = start(&config);
+        assert_eq!(ids(&take(&mut source, 1).await), ["end"], "{kind:?}");
+        close(source).await;
+        if kind == QueueKind::Classic {
+            eventually(PATIENCE, async || {
+                let ready = publisher.count(queue).await.0;
+                ensure(ready == 1, ready)
+            })
+            .await;
+        }
+    }
+}
