@@ -115,7 +115,7 @@ mod tests {
                 return Err(Failure::of("a test", sqlx::Error::PoolTimedOut));
             }
             if members.iter().any(|member| **member < 0 || **member == 99) {
-                let error = sqlx::Error::Configuration("refused".into());
+                let error = sqlx::Error::Encode("refused".into());
                 return Err(Failure::of("a test", error));
             }
             let members: Vec<i32> = members.iter().map(|member| **member).collect();

@@ -26,7 +26,7 @@ impl Operation for Burying<'_> {
                 match self.bury(&mut work, letter).await {
                     Ok(answer) => answers.push(answer),
                     Err(failure) => {
-                        work.rollback().await;
+                        work.fail(&failure).await;
                         return Err(failure);
                     }
                 }

@@ -12,6 +12,8 @@ pub(crate) struct Failure {
     pub(crate) class: ErrorClass,
     /// A lock of somebody else was met, or a deadlock.
     pub(crate) locked: bool,
+    /// A value was refused: the members beside it are not to blame.
+    refused: bool,
     what: String,
     source: Option<Arc<sqlx::Error>>,
 }
@@ -20,11 +22,12 @@ impl Failure {
     /// What `sqlx` reported while `doing` something.
     pub(crate) fn of(doing: &str, error: sqlx::Error) -> Self {
         let (class, locked) = classify(&error);
+        let refused = is_refused_value(&error);
         let what = match hint(&error) {
             Some(hint) => format!("PostgreSQL: {doing} failed; {hint}"),
             None => format!("PostgreSQL: {doing} failed"),
         };
-        Self { class, locked, what, source: Some(Arc::new(error)) }
+        Self { class, locked, refused, what, source: Some(Arc::new(error)) }
     }
 
     /// The call took too long and its connection was closed.
@@ -32,6 +35,7 @@ impl Failure {
         Self {
             class: ErrorClass::Transient,
             locked: false,
+            refused: false,
             what: format!("PostgreSQL: {doing} had no answer within {after:?}"),
             source: None,
         }
@@ -40,12 +44,12 @@ impl Failure {
     /// What is stored is not what was expected.
     pub(crate) fn unreadable(what: String, error: sqlx::Error) -> Self {
         let source = Some(Arc::new(error));
-        Self { class: ErrorClass::Permanent, locked: false, what, source }
+        Self { class: ErrorClass::Permanent, locked: false, refused: false, what, source }
     }
 
-    /// Another try with fewer members may help some of them.
+    /// Another try with fewer members may help some of them. Then the connection is sound too.
     pub(crate) fn concerns_a_member(&self) -> bool {
-        self.locked || self.class == ErrorClass::Permanent
+        self.locked || self.refused
     }
 }
 
@@ -86,7 +90,9 @@ fn classify(error: &sqlx::Error) -> (ErrorClass, bool) {
         | sqlx::Error::PoolClosed
         | sqlx::Error::WorkerCrashed
         | sqlx::Error::BeginFailed => (Transient, false),
-        sqlx::Error::Tls(_) | sqlx::Error::Configuration(_) => (Permanent, false),
+        sqlx::Error::Tls(_) | sqlx::Error::Configuration(_) | sqlx::Error::Encode(_) => {
+            (Permanent, false)
+        }
         _ => (Bug, false),
     }
 }
@@ -108,6 +114,17 @@ fn classify_code(code: Option<&str>) -> (ErrorClass, bool) {
             (Transient, false)
         }
         _ => (Permanent, false),
+    }
+}
+
+/// Data exceptions, violated constraints, values beyond a limit.
+fn is_refused_value(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(database) => database
+            .code()
+            .is_some_and(|code| ["22", "23", "54"].iter().any(|class| code.starts_with(class))),
+        sqlx::Error::Encode(_) => true,
+        _ => false,
     }
 }
 

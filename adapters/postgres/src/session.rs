@@ -164,6 +164,14 @@ impl Work {
         Ok(())
     }
 
+    /// Undoes it after a failure: by ROLLBACK where the connection is sound, else by closing it
+    /// (it may be lost, or keep a plan that no longer fits).
+    pub(crate) async fn fail(self, failure: &Failure) {
+        if failure.concerns_a_member() {
+            self.rollback().await;
+        }
+    }
+
     /// Undoes it. Where that fails, closing the connection does it.
     pub(crate) async fn rollback(mut self) {
         if sqlx::raw_sql("ROLLBACK").execute(self.connection()).await.is_ok() {
@@ -176,7 +184,7 @@ impl Work {
         match result {
             Ok(value) => self.commit().await.map(|()| value),
             Err(failure) => {
-                self.rollback().await;
+                self.fail(&failure).await;
                 Err(failure)
             }
         }

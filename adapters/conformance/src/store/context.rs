@@ -43,12 +43,12 @@ impl Context {
 
     /// Claims for instance a.
     pub async fn claim_a(&self, claim: &Claim) -> ClaimAnswer {
-        claim_one(&*self.a, &self.owner_a, request(claim)).await.expect("a claim is answered")
+        patiently(async || claim_one(&*self.a, &self.owner_a, request(claim)).await).await
     }
 
     /// Claims for instance b.
     pub async fn claim_b(&self, claim: &Claim) -> ClaimAnswer {
-        claim_one(&*self.b, &self.owner_b, request(claim)).await.expect("a claim is answered")
+        patiently(async || claim_one(&*self.b, &self.owner_b, request(claim)).await).await
     }
 
     /// A claim on a fresh key, held by instance a.
@@ -197,20 +197,33 @@ pub async fn claim_one(
 }
 
 pub async fn complete(store: &dyn InboxStore, claim: &Claim) -> Settled {
-    only(store.complete(&[completion(claim)]).await).expect("a completion is answered")
+    patiently(async || only(store.complete(&[completion(claim)]).await)).await
 }
 
 pub async fn dead_letter(store: &dyn InboxStore, letter: &DeadLetter) -> Settled {
-    only(store.dead_letter(std::slice::from_ref(letter)).await).expect("a letter is answered")
+    patiently(async || only(store.dead_letter(std::slice::from_ref(letter)).await)).await
 }
 
 pub async fn count(store: &dyn InboxStore, claim: &Claim) -> Attempt {
-    only(store.count_attempts(std::slice::from_ref(claim)).await).expect("a count is answered")
+    patiently(async || only(store.count_attempts(std::slice::from_ref(claim)).await)).await
 }
 
 pub async fn release(store: &dyn InboxStore, claim: &Claim, attempt_back: bool) -> Settled {
-    only(store.release(&[Release { claim: claim.clone(), attempt_back }]).await)
-        .expect("a release is answered")
+    let release = [Release { claim: claim.clone(), attempt_back }];
+    patiently(async || only(store.release(&release).await)).await
+}
+
+/// Asks again where a lock was met: beside another call on the same row, a machine that stalls
+/// may make any call wait too long. A lock that stays fails the case.
+async fn patiently<T>(mut call: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
+    for _ in 0..20 {
+        match call().await {
+            Ok(answer) => return answer,
+            Err(error) if error.locked => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(error) => panic!("no error was due: {}", told(&error)),
+        }
+    }
+    panic!("locked by somebody else all the time")
 }
 
 pub async fn look(store: &dyn InboxStore, key: &InboxKey) -> Look {
