@@ -3,4 +3,5 @@
 mod engine;
 mod support;
 
+mod duplicates;
 mod matrix;

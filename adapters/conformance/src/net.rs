@@ -87,7 +87,7 @@ enum Mode {
     DropReplies,
 }
 
-type Hook = Box<dyn FnMut(Direction, &[u8]) -> Act + Send>;
+type Hook = Box<dyn FnMut(usize, Direction, &[u8]) -> Act + Send>;
 
 struct Shared {
     target: String,
@@ -187,7 +187,13 @@ impl Proxy {
     }
 
     /// Asks `hook` about every chunk from now until [`Proxy::heal`]; replaces an earlier one.
-    pub fn hook(&self, hook: impl FnMut(Direction, &[u8]) -> Act + Send + 'static) {
+    pub fn hook(&self, mut hook: impl FnMut(Direction, &[u8]) -> Act + Send + 'static) {
+        self.hook_each(move |_, direction, bytes| hook(direction, bytes));
+    }
+
+    /// The same for a hook that tells connections apart: each has a number, counted from 0 in the
+    /// order in which they were accepted.
+    pub fn hook_each(&self, hook: impl FnMut(usize, Direction, &[u8]) -> Act + Send + 'static) {
         *lock(&self.shared.hook) = Some(Box::new(hook));
     }
 
@@ -262,7 +268,7 @@ async fn accept(listener: Option<&TcpListener>) -> io::Result<TcpStream> {
 }
 
 fn begin(shared: &Arc<Shared>, client: TcpStream) {
-    shared.accepted.fetch_add(1, Ordering::SeqCst);
+    let number = shared.accepted.fetch_add(1, Ordering::SeqCst);
     let open = Open::new(Arc::clone(shared));
     let generation = lock(&shared.generation).clone();
     // Refused meanwhile: the connection was in the backlog, or its generation is a new one.
@@ -275,7 +281,7 @@ fn begin(shared: &Arc<Shared>, client: TcpStream) {
     shared.tasks.spawn(async move {
         tokio::select! {
             () = generation.cancelled() => {}
-            () = run(&open.shared, client) => {}
+            () = run(&open.shared, number, client) => {}
         }
     });
 }
@@ -298,7 +304,7 @@ impl Drop for Open {
     }
 }
 
-async fn run(shared: &Shared, mut client: TcpStream) {
+async fn run(shared: &Shared, number: usize, mut client: TcpStream) {
     let mut modes = shared.mode.subscribe();
     if modes.wait_for(|mode| *mode != Mode::BlackHole).await.is_err() {
         return;
@@ -311,8 +317,8 @@ async fn run(shared: &Shared, mut client: TcpStream) {
     let (server_read, server_write) = server.split();
     // An end of one direction is passed on and waits for the other's; a failure ends both.
     let _ = tokio::try_join!(
-        copy(shared, Direction::ToServer, client_read, server_write),
-        copy(shared, Direction::ToClient, server_read, client_write),
+        copy(shared, number, Direction::ToServer, client_read, server_write),
+        copy(shared, number, Direction::ToClient, server_read, client_write),
     );
 }
 
@@ -321,6 +327,7 @@ struct Reset;
 
 async fn copy(
     shared: &Shared,
+    number: usize,
     direction: Direction,
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
@@ -338,7 +345,7 @@ async fn copy(
         }
         swallow |= mode == Mode::DropReplies && direction == Direction::ToClient;
         let act = match lock(&shared.hook).as_mut() {
-            Some(hook) if !swallow => hook(direction, &chunk[..read]),
+            Some(hook) if !swallow => hook(number, direction, &chunk[..read]),
             _ => Act::Pass,
         };
         match act {

@@ -58,28 +58,28 @@ pub async fn sum_of(sidecars: &[Sidecar], outcome: &str) -> u64 {
     sum
 }
 
-/// Publishes messages with ids `warm-up-…` until every replica has processed one: from then on
-/// all of them consume.
+/// Publishes messages with ids `warm-up-…` until every replica has processed one, and waits
+/// until they are done with: from then on all of them consume.
 pub async fn all_consume(broker: &Broker, sidecars: &[Sidecar]) {
     let mut published = 0;
     eventually(PATIENCE, async || {
-        let mut idle = String::new();
+        let mut idle = None;
         for sidecar in sidecars {
             if sidecar.outcomes("processed").await == 0 {
-                idle = sidecar.log();
+                idle = Some(sidecar.log());
             }
         }
-        if idle.is_empty() {
-            return Ok(());
+        let processed = sum_of(sidecars, "processed").await;
+        if processed < published {
+            return Err(format!("{processed} of {published} processed; {idle:?}"));
         }
-        broker
-            .publish((0..4).map(|partition| {
-                published += 1;
-                Message::id(format!("warm-up-{published}")).partition(partition)
-            }))
-            .await;
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        Err(format!("one does not consume; its log:\n{idle}"))
+        let Some(log) = idle else { return Ok(()) };
+        let messages = (0..4).map(|partition| {
+            published += 1;
+            Message::id(format!("warm-up-{published}")).partition(partition)
+        });
+        broker.publish(messages).await;
+        Err(format!("one consumes nothing; log:\n{log}"))
     })
     .await;
 }
