@@ -46,15 +46,18 @@ pub(crate) fn bind_claims<'q, 'k: 'q>(
     query
 }
 
+/// Consumer and message id as their columns hold them.
+pub(crate) type KeyBytes = (Vec<u8>, Vec<u8>);
+
 /// Token and attempts of each locked claim row.
-type Locked = HashMap<(Vec<u8>, Vec<u8>), (Option<Vec<u8>>, u32)>;
+type Locked = HashMap<KeyBytes, (Option<Vec<u8>>, u32)>;
 
 fn attempts_if_held(locked: &Locked, claim: &Claim) -> Option<u32> {
     let (token, attempts) = locked.get(&key_bytes(&claim.key))?;
     (token.as_deref() == Some(claim.token.0.as_bytes())).then_some(*attempts)
 }
 
-pub(crate) fn key_bytes(key: &InboxKey) -> (Vec<u8>, Vec<u8>) {
+pub(crate) fn key_bytes(key: &InboxKey) -> KeyBytes {
     (key.consumer_id.as_str().into(), key.message_id.as_str().into())
 }
 

@@ -32,14 +32,14 @@ use inboxd_contract::{
 };
 use sha2::{Digest, Sha256};
 use sqlx::Connection;
-use sqlx::mysql::{MySqlConnectOptions, MySqlConnection};
+use sqlx::mysql::MySqlConnectOptions;
 
 pub use config::MysqlConfig;
 
 use error::store_error;
 use server::Server;
 use sql::{Sql, query};
-use transaction::Connections;
+use transaction::{Connections, connect};
 
 /// Members of one statement at most.
 const CHUNK_MAX: u64 = 256;
@@ -74,7 +74,7 @@ impl MysqlStore {
         let options = config.options()?;
         let place = place_of(&options);
         let failed = |error| store_error(format!("connecting to the database at {place}"), error);
-        let mut first = MySqlConnection::connect_with(&options).await.map_err(failed)?;
+        let mut first = connect(&options).await.map_err(failed)?;
         let server = Server::inspect(&mut first, config.allow_weak_durability).await?;
         // An orderly goodbye is a courtesy.
         let _ = first.close().await;

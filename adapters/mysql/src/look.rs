@@ -11,7 +11,7 @@ use sqlx::Row;
 use sqlx::mysql::{MySqlConnection, MySqlRow};
 
 use crate::MysqlStore;
-use crate::claims::{bind_keys, key_bytes};
+use crate::claims::{KeyBytes, bind_keys, key_bytes};
 use crate::error::store_error;
 use crate::sql::{Sql, padded, query};
 
@@ -31,7 +31,7 @@ pub(crate) struct Seen {
 }
 
 /// Consumer and message id in two columns from `at` on.
-pub(crate) fn key_of_row(row: &MySqlRow, at: usize) -> Result<(Vec<u8>, Vec<u8>), sqlx::Error> {
+pub(crate) fn key_of_row(row: &MySqlRow, at: usize) -> Result<KeyBytes, sqlx::Error> {
     Ok((row.try_get(at)?, row.try_get(at + 1)?))
 }
 
@@ -49,8 +49,8 @@ pub(crate) async fn look(
         select = bind_keys(select, padded(keys).copied());
     }
     let rows = select.fetch_all(connection).await?;
-    let mut found: HashMap<(Vec<u8>, Vec<u8>), Seen> = HashMap::new();
-    let mut dead: Vec<((Vec<u8>, Vec<u8>), i64, DeadRow)> = Vec::new();
+    let mut found: HashMap<KeyBytes, Seen> = HashMap::new();
+    let mut dead: Vec<(KeyBytes, i64, DeadRow)> = Vec::new();
     for row in &rows {
         let key = key_of_row(row, 1)?;
         match row.try_get::<i64, _>(0)? {

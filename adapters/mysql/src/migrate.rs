@@ -13,6 +13,7 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlConnection};
 use sqlx::{AssertSqlSafe, Connection, Row};
 
 use crate::error::{number, store_error};
+use crate::transaction::connect;
 
 /// How long an instance waits for another one that is migrating.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
@@ -51,7 +52,7 @@ pub(crate) async fn migrate(
     lock: &str,
 ) -> Result<(), StoreError> {
     let failed = |error| store_error("migrating the database", error);
-    let mut connection = MySqlConnection::connect_with(options).await.map_err(failed)?;
+    let mut connection = connect(options).await.map_err(failed)?;
     let known = applied(&mut connection, prefix).await.map_err(failed)?;
     check(&known)?;
     if MIGRATIONS.iter().any(|migration| !known.contains_key(&migration.version)) {

@@ -1,5 +1,7 @@
 //! What the server is, and whether the guarantees can stand on it.
 
+use std::collections::HashMap;
+
 use inboxd_contract::StoreError;
 use sqlx::Row;
 use sqlx::mysql::MySqlConnection;
@@ -29,22 +31,15 @@ impl Server {
         connection: &mut MySqlConnection,
         allow_weak_durability: bool,
     ) -> Result<Self, StoreError> {
-        let failed = |error| store_error("asking the server for its settings", error);
-        let row = sqlx::query(
-            "SELECT VERSION(), @@max_allowed_packet, @@GLOBAL.innodb_flush_log_at_trx_commit, \
-             @@GLOBAL.log_bin, @@GLOBAL.binlog_format",
-        )
-        .fetch_one(connection)
-        .await
-        .map_err(failed)?;
-        let version: String = row.try_get(0).map_err(failed)?;
-        let packet_bytes_max = integer(&row, 1).map_err(failed)?;
-        let flush = integer(&row, 2).map_err(failed)?;
-        let log_bin = integer(&row, 3).map_err(failed)?;
-        let binlog_format: Option<String> = row.try_get(4).map_err(failed)?;
-        let name = check_version(&version)?;
+        let variables = variables(connection)
+            .await
+            .map_err(|error| store_error("asking the server for its settings", error))?;
+        let text = |name: &str| variables.get(name).map_or("", String::as_str);
+        let packet_bytes_max = integer(text("max_allowed_packet"));
+        let flush = integer(text("innodb_flush_log_at_trx_commit"));
+        let name = check_version(text("version"))?;
         let durable = check_durability(&name, flush, allow_weak_durability)?;
-        if log_bin != 0 && binlog_format.as_deref() == Some("STATEMENT") {
+        if text("log_bin") == "ON" && text("binlog_format") == "STATEMENT" {
             return Err(StoreError::permanent(
                 "the server has binlog_format = STATEMENT, with which it refuses writes at READ \
                  COMMITTED; set it to ROW or MIXED",
@@ -60,10 +55,22 @@ impl Server {
     }
 }
 
-/// Integer variables come signed or unsigned, by server and version.
-fn integer(row: &sqlx::mysql::MySqlRow, at: usize) -> Result<u64, sqlx::Error> {
-    row.try_get::<u64, _>(at)
-        .or_else(|_| row.try_get::<i64, _>(at).map(|value| u64::try_from(value).unwrap_or(0)))
+/// Asked for by SHOW: a variable that a version no longer has is absent and no error.
+async fn variables(
+    connection: &mut MySqlConnection,
+) -> Result<HashMap<String, String>, sqlx::Error> {
+    let rows = sqlx::query(
+        "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'max_allowed_packet', \
+         'innodb_flush_log_at_trx_commit', 'log_bin', 'binlog_format')",
+    )
+    .fetch_all(connection)
+    .await?;
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+/// 0 for what is no number: refused as too small, or as not durable.
+fn integer(text: &str) -> u64 {
+    text.parse().unwrap_or(0)
 }
 
 fn check_durability(name: &str, flush: u64, allow_weak: bool) -> Result<bool, StoreError> {

@@ -10,7 +10,7 @@ use sqlx::mysql::MySqlConnection;
 
 use crate::MysqlStore;
 use crate::batch::{Answers, check_key, check_record};
-use crate::claims::{bind_keys, drop_claims, key_bytes, sorted_by_key};
+use crate::claims::{KeyBytes, bind_keys, drop_claims, key_bytes, sorted_by_key};
 use crate::look::{key_of_row, look};
 use crate::sql::{Patience, Sql, padded, query};
 
@@ -115,7 +115,7 @@ async fn find(
     sql: &Sql,
     keys: &[&InboxKey],
     patience: Patience,
-) -> Result<HashMap<(Vec<u8>, Vec<u8>), Found>, sqlx::Error> {
+) -> Result<HashMap<KeyBytes, Found>, sqlx::Error> {
     let select = query(sql.lock_claims_and_messages(keys.len(), patience));
     let rows = bind_keys(select, padded(keys).copied()).fetch_all(connection).await?;
     rows.iter()
@@ -136,7 +136,7 @@ enum Taken {
     Lost,
 }
 
-fn taken(found: &HashMap<(Vec<u8>, Vec<u8>), Found>, key: &InboxKey, token: &[u8]) -> Taken {
+fn taken(found: &HashMap<KeyBytes, Found>, key: &InboxKey, token: &[u8]) -> Taken {
     match found.get(&key_bytes(key)) {
         Some(row) if row.token.as_deref() == Some(token) => match &row.processed {
             Some(fingerprint) => Taken::HeldButProcessed(fingerprint.clone()),

@@ -52,7 +52,8 @@ impl MysqlStore {
     pub(crate) async fn sweep_once(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError> {
         let batch = policy.batch.clamp(1, BATCH_MAX);
         // Holds the lock, and nothing else, until the sweep is over: if this future is dropped,
-        // its connection closes, which frees the lock.
+        // its connection closes, which frees the lock. The transaction stays open, so that a
+        // pooler cannot give the session away meanwhile.
         let lock = async {
             let mut session = self.sweeping.begin().await?;
             let taken: Option<i64> = sqlx::query("SELECT GET_LOCK(?, 0)")

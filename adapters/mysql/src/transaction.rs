@@ -11,12 +11,20 @@ use std::time::Duration;
 use inboxd_contract::StoreError;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPool};
 use sqlx::pool::{PoolConnection, PoolOptions};
-use sqlx::{AssertSqlSafe, Executor as _, MySql};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, MySql};
 
 use crate::error::{is_broken, store_error};
 
 /// How long a call may wait for a connection.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The first connection of a start: a server that swallows packets must not stall it.
+pub(crate) async fn connect(options: &MySqlConnectOptions) -> Result<MySqlConnection, sqlx::Error> {
+    match tokio::time::timeout(ACQUIRE_TIMEOUT, MySqlConnection::connect_with(options)).await {
+        Ok(connected) => connected,
+        Err(_) => Err(sqlx::Error::PoolTimedOut),
+    }
+}
 
 /// A pool and how its transactions begin.
 #[derive(Debug)]

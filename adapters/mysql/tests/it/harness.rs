@@ -34,10 +34,6 @@ impl Database {
         database
     }
 
-    pub async fn drop(&self) {
-        self.admin(&format!("DROP DATABASE {}", self.name)).await;
-    }
-
     /// Runs a statement outside of the database.
     pub async fn admin(&self, sql: &str) {
         let options = MySqlConnectOptions::from_str(&self.url).expect("the server's URL");
@@ -83,6 +79,24 @@ impl Database {
             run_with_key(&mut connection, statement, key).await;
         }
         Box::new(Open { connection })
+    }
+}
+
+/// Drops the database too, off the runtime: a drop cannot wait. A server that is gone has no
+/// database to drop.
+impl Drop for Database {
+    fn drop(&mut self) {
+        let options = MySqlConnectOptions::from_str(&self.url).expect("the server's URL");
+        let sql = format!("DROP DATABASE IF EXISTS {}", self.name);
+        let dropping = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.expect("a runtime").block_on(async {
+                if let Ok(mut connection) = MySqlConnection::connect_with(&options).await {
+                    let _ = connection.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await;
+                }
+            });
+        });
+        let _ = dropping.join();
     }
 }
 
@@ -136,10 +150,6 @@ impl MysqlHarness {
         let sweep_lock = store.sweep_lock_name().to_owned();
         store.close().await;
         Self { database, sweep_lock }
-    }
-
-    pub async fn drop_database(&self) {
-        self.database.drop().await;
     }
 }
 

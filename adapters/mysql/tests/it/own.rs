@@ -1,0 +1,193 @@
+//! On a server of the test's own: settings, failover, restart, and counting statements.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use inboxd_conformance::eventually;
+use inboxd_conformance::servers::{Kind, OwnServer};
+use inboxd_contract::{
+    ClaimAnswer, DeadLetter, DeadReason, Envelope, ErrorClass, InboxStore, Origin, Settled,
+    StoreError,
+};
+use inboxd_mysql::{MysqlConfig, MysqlStore};
+use secrecy::SecretString;
+use sqlx::Row as _;
+
+use crate::harness::Database;
+use crate::short::{claim, complete, key, new_claim};
+
+/// What a server may need to come back, on a busy machine.
+const RECOVERY: Duration = Duration::from_secs(60);
+
+async fn refused(config: MysqlConfig) -> StoreError {
+    let error = MysqlStore::connect(config).await.expect_err("refused");
+    assert_eq!(error.class, ErrorClass::Permanent, "{error}: {:?}", error.source);
+    error
+}
+
+fn told(error: StoreError) -> String {
+    format!("{error}: {:?}", error.source)
+}
+
+#[tokio::test]
+async fn a_server_that_may_forget_commits_is_refused_unless_allowed() {
+    let server = OwnServer::start_with(Kind::MySql, "max_allowed_packet=1M").await;
+    let database = Database::on(server.url()).await;
+    database.admin("SET GLOBAL innodb_flush_log_at_trx_commit = 2").await;
+    let error = refused(database.config()).await.to_string();
+    assert!(error.contains("innodb_flush_log_at_trx_commit = 2"), "{error}");
+    assert!(error.contains("allow_weak_durability"), "{error}");
+
+    let config = MysqlConfig { allow_weak_durability: true, ..database.config() };
+    let store = MysqlStore::connect(config).await.expect("allowed");
+    assert!(store.describe().contains("may lose"), "{}", store.describe());
+    store.close().await;
+
+    database.admin("SET GLOBAL innodb_flush_log_at_trx_commit = 1").await;
+    let short = MysqlConfig { lease: Duration::from_secs(4), ..database.config() };
+    assert!(refused(short).await.to_string().contains("at least 5s"));
+    let missing = MysqlConfig { database: Some(String::from("nowhere")), ..database.config() };
+    refused(missing).await;
+
+    let store = database.open().await;
+    body_limits_follow_the_packet_size(&store).await;
+    store.close().await;
+}
+
+/// The server was started with a packet of 1 MiB.
+async fn body_limits_follow_the_packet_size(store: &MysqlStore) {
+    let largest = store.limits().body_bytes_max;
+    assert!(largest < 1_024 * 1_024, "{largest}");
+    let letter = |id: &str, bytes: u64| DeadLetter {
+        key: key(id),
+        token: None,
+        subscription: "orders".into(),
+        lane: None,
+        envelope: Arc::new(Envelope::new(
+            Origin::Memory { stream: "orders".into(), position: 1 },
+            Some(Bytes::from(vec![0xff; usize::try_from(bytes).expect("fits")])),
+        )),
+        body_kept: true,
+        fingerprint: None,
+        attempts: 1,
+        last_status: None,
+        last_error: None,
+        reason: DeadReason::Refused,
+    };
+    let letters = [letter("fits", largest), letter("does not", 1_024 * 1_024), letter("small", 1)];
+    let mut answers = store.dead_letter(&letters).await;
+    assert_eq!(answers.remove(0).expect("the limit is what fits"), Settled::Done);
+    let error = answers.remove(0).expect_err("more than a packet");
+    assert_eq!(error.class, ErrorClass::Permanent);
+    assert!(error.to_string().contains("max_allowed_packet"), "{error}");
+    assert_eq!(answers.remove(0).expect("the others go on"), Settled::Done);
+    let copies = store.parked(&key("fits")).await.expect("read");
+    assert_eq!(copies[0].envelope.body.as_ref().map(Bytes::len), usize::try_from(largest).ok());
+
+    // A thousand members take several statements.
+    let claims: Vec<_> =
+        (0..1_000).map(|id| new_claim(&format!("{id}-{}", "x".repeat(490)))).collect();
+    let requests = crate::short::requests(&claims);
+    let owner = crate::short::owner("owner");
+    for answer in store.claim(&owner, crate::short::LEASE, &requests).await {
+        assert_eq!(answer.expect("fits"), ClaimAnswer::Fresh { attempts: 1 });
+    }
+    let completions: Vec<_> = claims.iter().map(crate::short::completion).collect();
+    for answer in store.complete(&completions).await {
+        assert_eq!(answer.expect("fits"), Settled::Done);
+    }
+}
+
+/// A user that `read_only` binds, unlike root.
+async fn as_application(server: &OwnServer, database: &Database) -> MysqlConfig {
+    database.admin("CREATE USER app@'127.0.0.1' IDENTIFIED BY 'secret'").await;
+    database.admin(&format!("GRANT ALL ON {}.* TO app@'127.0.0.1'", database.name)).await;
+    let url = server.url().replacen("root@", "app:secret@", 1);
+    assert!(url.contains("app:secret@"), "the own server's user is root");
+    MysqlConfig { url: SecretString::from(url), ..database.config() }
+}
+
+#[tokio::test]
+async fn a_server_that_turns_read_only_or_dies_is_waited_for() {
+    let mut server = OwnServer::start(Kind::MySql).await;
+    let database = Database::on(server.url()).await;
+    let store = MysqlStore::connect(as_application(&server, &database).await).await.expect("ok");
+    let held = new_claim("m");
+    assert!(claim(&store, &held).await.expect("answered").is_held());
+
+    database.admin("SET GLOBAL read_only = 1").await;
+    let error = complete(&store, &held).await.expect_err("read-only");
+    assert!(error.is_transient(), "{}", told(error));
+    let error = claim(&store, &new_claim("n")).await.expect_err("read-only");
+    assert!(error.is_transient(), "{}", told(error));
+    let error = store.ping().await.expect_err("it takes no writes");
+    assert!(error.is_transient(), "{}", told(error));
+    let looks = store.look(&[key("m")]).await.expect("reading works");
+    assert_eq!(looks[0].processed, None, "nothing was recorded");
+    database.admin("SET GLOBAL read_only = 0").await;
+    store.ping().await.expect("it takes writes again");
+    assert_eq!(complete(&store, &held).await.expect("answered"), Settled::Done);
+
+    let held = new_claim("over a crash");
+    assert!(claim(&store, &held).await.expect("answered").is_held());
+    server.kill().await;
+    server.restart().await;
+    let settled = eventually(RECOVERY, async || match complete(&store, &held).await {
+        Ok(settled) => Ok(settled),
+        Err(error) => {
+            assert!(error.is_transient(), "{}", told(error));
+            Err("not back yet")
+        }
+    })
+    .await;
+    assert_eq!(settled, Settled::Done, "the claim was committed before the crash");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn one_message_costs_one_claim_and_one_completion() {
+    let server = OwnServer::start(Kind::MySql).await;
+    let database = Database::on(server.url()).await;
+    let config = MysqlConfig { pool_max: 1, ..as_application(&server, &database).await };
+    let store = MysqlStore::connect(config).await.expect("connected");
+    // Prepares what is prepared once per connection.
+    let first = new_claim("first");
+    assert!(claim(&store, &first).await.expect("answered").is_held());
+    assert_eq!(complete(&store, &first).await.expect("answered"), Settled::Done);
+
+    database.admin("SET GLOBAL log_output = 'TABLE'").await;
+    database.admin("SET GLOBAL general_log = 1").await;
+    let second = new_claim("second");
+    assert!(claim(&store, &second).await.expect("answered").is_held());
+    let claiming = statements(&database).await;
+    database.admin("TRUNCATE mysql.general_log").await;
+    assert_eq!(complete(&store, &second).await.expect("answered"), Settled::Done);
+    let completing = statements(&database).await;
+    store.close().await;
+
+    let begin = ["SET TRANSACTION", "SET SESSION", "START TRANSACTION"];
+    let expected = |own: &[&'static str]| [&begin[..], own, &["COMMIT"][..]].concat();
+    assert_eq!(claiming, expected(&["INSERT INTO", "SELECT 0,"]));
+    assert_eq!(completing, expected(&["SELECT c.consumer_id,", "DELETE c", "INSERT INTO"]));
+}
+
+/// The first two words of what the application's user had executed, from the server's own log,
+/// where statements sent together are one entry.
+async fn statements(database: &Database) -> Vec<String> {
+    let mut connection = database.connect().await;
+    let rows = sqlx::query(
+        "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log \
+         WHERE user_host LIKE 'app%' AND command_type IN ('Query', 'Execute') \
+         ORDER BY event_time",
+    )
+    .fetch_all(&mut connection)
+    .await
+    .expect("the server's log");
+    let entries: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    entries
+        .iter()
+        .flat_map(|entry| entry.split(';'))
+        .map(|text| text.split_whitespace().take(2).collect::<Vec<_>>().join(" "))
+        .collect()
+}
