@@ -365,7 +365,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_inbox_keeps_its_id() {
-        let store = inboxd_memory::MemoryStore::new();
+        let store = inboxd_memory::MemoryStore::new(inboxd_memory::MemoryDatabase::new());
         let first = inbox_id(&store).await.unwrap();
         assert_eq!(inbox_id(&store).await.unwrap(), first);
     }
