@@ -1,8 +1,9 @@
 //! Migrations: append-only, in one transaction, one replica at a time.
 
 use inboxd_contract::{ErrorClass, Fingerprint, StoreError};
-use sqlx::postgres::{PgConnectOptions, PgConnection};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row};
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection};
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Postgres, Row, SqlSafeStr};
 
 use crate::config::PostgresConfig;
 use crate::error::Failure;
@@ -57,7 +58,7 @@ async fn in_transaction(
     check_encoding(connection).await?;
     let qualifier = config.table_qualifier();
     let lock = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))";
-    sqlx::query(lock)
+    query(lock)
         .bind(format!("inboxd migrate {qualifier}"))
         .execute(&mut *connection)
         .await
@@ -76,6 +77,11 @@ async fn in_transaction(
     execute(connection, String::from("COMMIT")).await
 }
 
+/// Not kept prepared: a transaction pooler would not know it again.
+fn query(sql: impl SqlSafeStr) -> Query<'static, Postgres, PgArguments> {
+    sqlx::query(sql).persistent(false)
+}
+
 async fn execute(connection: &mut PgConnection, sql: String) -> Result<(), StoreError> {
     sqlx::raw_sql(AssertSqlSafe(sql))
         .execute(&mut *connection)
@@ -86,7 +92,7 @@ async fn execute(connection: &mut PgConnection, sql: String) -> Result<(), Store
 
 /// Ids are compared by their bytes, and those are UTF-8.
 async fn check_encoding(connection: &mut PgConnection) -> Result<(), StoreError> {
-    let row = sqlx::query("SELECT current_setting('server_encoding')")
+    let row = query("SELECT current_setting('server_encoding')")
         .fetch_one(&mut *connection)
         .await
         .map_err(|error| Failure::of("reading the encoding", error))?;
@@ -102,7 +108,7 @@ async fn check_encoding(connection: &mut PgConnection) -> Result<(), StoreError>
 }
 
 async fn create_schema(connection: &mut PgConnection, schema: &str) -> Result<(), StoreError> {
-    let there = sqlx::query("SELECT 1 FROM pg_namespace WHERE nspname = $1")
+    let there = query("SELECT 1 FROM pg_namespace WHERE nspname = $1")
         .bind(schema)
         .fetch_optional(&mut *connection)
         .await
@@ -115,7 +121,7 @@ async fn create_schema(connection: &mut PgConnection, schema: &str) -> Result<()
 }
 
 async fn create_record(connection: &mut PgConnection, qualifier: &str) -> Result<(), StoreError> {
-    let there = sqlx::query("SELECT to_regclass($1) IS NOT NULL")
+    let there = query("SELECT to_regclass($1) IS NOT NULL")
         .bind(format!("{qualifier}inbox_migrations"))
         .fetch_one(&mut *connection)
         .await
@@ -151,7 +157,7 @@ async fn applied(
             breaking: row.try_get(3)?,
         })
     };
-    let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(&mut *connection).await;
+    let rows = query(AssertSqlSafe(sql)).fetch_all(&mut *connection).await;
     let applied = rows.and_then(|rows| rows.iter().map(read).collect());
     Ok(applied.map_err(|error| Failure::of("reading the migrations", error))?)
 }
@@ -197,7 +203,7 @@ async fn apply(
         "INSERT INTO {qualifier}inbox_migrations (version, name, checksum, breaking)
          VALUES ($1, $2, $3, $4)"
     );
-    sqlx::query(AssertSqlSafe(record))
+    query(AssertSqlSafe(record))
         .bind(migration.version)
         .bind(migration.name)
         .bind(Fingerprint::of(migration.sql.as_bytes()).as_str())
