@@ -1,6 +1,7 @@
 //! SIGTERM and SIGINT: the first drains, the second ends at once.
 
 use std::io;
+use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -9,6 +10,8 @@ use tokio_util::sync::CancellationToken;
 /// Shells report a process that a signal ended as 128 and the signal's number.
 const EXIT_SIGTERM: i32 = 143;
 const EXIT_SIGINT: i32 = 130;
+/// One wish may come as two signals: `timeout` and terminals signal the process and its group.
+const SAME_WISH_WITHIN: Duration = Duration::from_millis(50);
 
 /// Listens until it is dropped.
 pub(super) struct Signals {
@@ -54,5 +57,9 @@ async fn watch(mut terminate: Signal, mut interrupt: Signal, first: Cancellation
         }
         tracing::info!("{name}: draining; a second one ends at once");
         first.cancel();
+        // Signals that come meanwhile are one at most per kind, and are taken for the first.
+        tokio::time::sleep(SAME_WISH_WITHIN).await;
+        let _ = futures::poll!(std::pin::pin!(terminate.recv()));
+        let _ = futures::poll!(std::pin::pin!(interrupt.recv()));
     }
 }

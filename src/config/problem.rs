@@ -48,10 +48,11 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.key.is_empty() {
-            write!(f, "{} ", self.key)?;
+        match self.key.as_str() {
+            "" => write!(f, "{}", self.place)?,
+            key => write!(f, "{key} ({})", self.place)?,
         }
-        write!(f, "({}): {}; {}", self.place, self.what, self.remedy)
+        write!(f, ": {}; {}", self.what, self.remedy)
     }
 }
 
@@ -102,6 +103,12 @@ impl Problems {
 
     pub(super) fn is_empty(&self) -> bool {
         self.0.borrow().is_empty()
+    }
+
+    /// Whether something is wrong with what this flag, or the variable for it, gave.
+    pub(super) fn has_flag(&self, names: &[&str]) -> bool {
+        let named = |place: &Place| matches!(place, Place::Flag(name) if names.contains(name));
+        self.0.borrow().iter().any(|problem| named(&problem.place))
     }
 
     pub(super) fn into_result<T>(self, value: Option<T>) -> Result<T, ConfigError> {

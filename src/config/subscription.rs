@@ -38,6 +38,9 @@ pub(super) const SOURCE_KEYS: &[&str] = &[
     "commit_interval",
 ];
 
+/// What gives a source beside the file.
+const SOURCE_FLAGS: &[&str] = &["--source", "--source-file", "INBOXD_SOURCE", "INBOXD_SOURCE_FILE"];
+
 /// The other keys of a subscription that `--source`'s parameters may set.
 pub(super) const SUBSCRIPTION_KEYS: &[&str] = &[
     "ordering",
@@ -248,6 +251,10 @@ fn broker<'a>(
     brokers: &'a BTreeMap<&str, Option<Broker>>,
 ) -> Option<&'a Broker> {
     if !section.has("source") {
+        // One that was given and cannot be read is told already.
+        if section.problems.has_flag(SOURCE_FLAGS) {
+            return None;
+        }
         section.missing(
             "source",
             "set { broker = \"NAME\", topics = [\"…\"] } or { broker = \"NAME\", queue = \"…\" } (flag --source)",

@@ -395,6 +395,13 @@ fn what_is_missing_is_named_with_its_flag() {
 }
 
 #[test]
+fn a_source_that_cannot_be_read_is_not_missing_too() {
+    let error = flags("amqp://h:0/?queue=a", CALLBACK).bad();
+    assert_eq!(error.0.len(), 1, "{error}");
+    assert!(error.to_string().contains("--source: the port of h"), "{error}");
+}
+
+#[test]
 fn the_group_and_the_consumer_name_each_other() {
     let mut given = flags("kafka://h/t", CALLBACK);
     given.inputs.flags.consumer_id = Some(("billing".into(), "--consumer-id"));

@@ -52,9 +52,16 @@ pub enum LogError {
 
 impl LogSettings {
     /// Whether the level can be read as a filter.
+    ///
+    /// A plain `info`, `warn` or `error` leaves out what the AMQP library says of lost
+    /// connections: the source tells it once, in its own words and with what follows from it.
     pub fn filter(&self) -> Result<EnvFilter, LogError> {
+        let level = match self.level.trim().to_ascii_lowercase().as_str() {
+            plain @ ("info" | "warn" | "error") => format!("{plain},lapin=off"),
+            _ => self.level.clone(),
+        };
         EnvFilter::builder()
-            .parse(&self.level)
+            .parse(&level)
             .map_err(|source| LogError::Level { level: self.level.clone(), source })
     }
 }
@@ -90,6 +97,16 @@ mod tests {
         let settings =
             LogSettings { level: "warn,inboxd::engine=debug".into(), ..LogSettings::default() };
         assert!(settings.filter().is_ok());
+    }
+
+    #[test]
+    fn a_plain_level_leaves_out_the_amqp_library_s_own_words() {
+        let filter = |level: &str| {
+            LogSettings { level: level.into(), ..LogSettings::default() }.filter().unwrap()
+        };
+        assert!(filter("info").to_string().contains("lapin=off"));
+        assert!(!filter("debug").to_string().contains("lapin"));
+        assert!(!filter("info,lapin=warn").to_string().contains("lapin=off"));
     }
 
     #[test]
