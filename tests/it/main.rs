@@ -4,4 +4,5 @@ mod engine;
 mod support;
 
 mod duplicates;
+mod identity;
 mod matrix;
