@@ -271,13 +271,14 @@ fn begin(shared: &Arc<Shared>, client: TcpStream) {
     let number = shared.accepted.fetch_add(1, Ordering::SeqCst);
     let open = Open::new(Arc::clone(shared));
     let generation = lock(&shared.generation).clone();
-    // Refused meanwhile: the connection was in the backlog, or its generation is a new one.
-    if *shared.mode.borrow() == Mode::Refuse {
-        generation.cancel();
-    }
     let _ = client.set_nodelay(true);
     // Dropping either stream resets its connection, unless both sides said goodbye.
     let _ = client.set_zero_linger();
+    // Refused meanwhile: it was in the backlog. Its generation is that of connections to come,
+    // which must not be reset with it.
+    if *shared.mode.borrow() == Mode::Refuse {
+        return;
+    }
     shared.tasks.spawn(async move {
         tokio::select! {
             () = generation.cancelled() => {}
