@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use inboxd_contract::{ClaimAnswer, ErrorClass};
+use inboxd_contract::{ClaimAnswer, ErrorClass, Settled};
 
 use super::context::{
-    Context, LEASE, all_ok, claim_one, complete, fingerprint_of, key, new_claim, refused_key,
-    request, requests, told,
+    Context, LEASE, all_ok, claim_one, complete, fingerprint_of, key, new_claim, owner,
+    refused_key, request, requests, told,
 };
 use super::harness::Row;
 
@@ -47,7 +47,7 @@ pub async fn processed_message_is_never_fresh_and_leaves_no_claim(context: &Cont
 pub async fn expired_claim_is_taken_over(context: &Context) {
     let (_old, new) = context.taken_over("m").await;
     assert_eq!(context.claim_rows(&new.key).await, 1);
-    assert_eq!(complete(&*context.b, &new).await, inboxd_contract::Settled::Done);
+    assert_eq!(complete(&*context.b, &new).await, Settled::Done);
 }
 
 pub async fn unexpired_claim_is_not_taken_over(context: &Context) {
@@ -90,7 +90,7 @@ pub async fn duplicate_in_a_batch_is_busy(context: &Context) {
     assert_eq!(answers[0], ClaimAnswer::Fresh { attempts: 1 }, "the first is served");
     assert_eq!(answers[1], ClaimAnswer::Fresh { attempts: 1 });
     assert!(matches!(answers[2], ClaimAnswer::Busy { .. }), "{:?}", answers[2]);
-    assert_eq!(complete(&*context.a, &claims[0]).await, inboxd_contract::Settled::Done);
+    assert_eq!(complete(&*context.a, &claims[0]).await, Settled::Done);
 }
 
 pub async fn refused_member_leaves_the_others_of_its_batch_alone(context: &Context) {
@@ -151,4 +151,27 @@ pub async fn lease_starts_anew_with_a_take_over(context: &Context) {
         ClaimAnswer::Fresh { attempts: 3 },
         "taken over a second time"
     );
+}
+
+/// Another life that starts is no proof that this one has ended.
+pub async fn starting_instance_clears_no_claims(context: &Context) {
+    let claim = context.held_by_a("m").await;
+    let other = context.harness.open().await;
+    let answer = claim_one(&*other, &owner("other"), request(&new_claim(&claim.key))).await;
+    assert!(matches!(answer, Ok(ClaimAnswer::Busy { .. })), "held by a: {answer:?}");
+    other.close().await;
+    assert_eq!(complete(&*context.a, &claim).await, Settled::Done);
+}
+
+/// What is answered is what is there now: the look remembers nothing.
+pub async fn look_is_not_cached(context: &Context) {
+    let claim = context.held_by_a("m").await;
+    for _ in 0..2 {
+        assert!(context.claim_a(&claim).await.is_held());
+        assert_eq!(context.look(&claim.key).await.processed, None);
+    }
+    context.harness.hold_uncommitted_message(&claim.key).await.commit().await;
+    assert_eq!(context.look(&claim.key).await.processed, Some(None));
+    assert_eq!(context.claim_a(&claim).await, ClaimAnswer::Processed { fingerprint: None });
+    assert_eq!(context.claim_rows(&claim.key).await, 0);
 }

@@ -74,6 +74,8 @@ const CASES: &[Case] = &[
     case!(claims::empty_batches_answer_nothing),
     case!(claims::busy_says_how_long_by_the_clock_of_the_database),
     case!(claims::lease_starts_anew_with_a_take_over),
+    case!(claims::starting_instance_clears_no_claims, if |traits| traits.instances > 1),
+    case!(claims::look_is_not_cached),
     case!(stale::token_completes_nothing),
     case!(stale::token_dead_letters_nothing),
     case!(stale::token_releases_nothing),
