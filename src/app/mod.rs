@@ -304,8 +304,8 @@ async fn all_failed(subscriptions: &[Subscription]) -> String {
             code = "source_ended",
             subscription = name,
             left,
-            "the subscription has ended and is not started again; restart the process once the \
-             cause is mended: {reason}"
+            "the subscription has ended and is not started again: restart the process once the \
+             cause, which the source has told, is mended"
         );
         reasons.push(format!("{name}: {reason}"));
     }
