@@ -15,12 +15,15 @@ mariadb_url() { printf 'mysql://root@127.0.0.1:%s/inboxd\n' "$(port "$1" 1)"; }
 mariadb_stop_signal() { printf 'TERM\n'; }
 
 # The socket's path is relative to the data directory: a socket's full path is
-# limited to some hundred bytes, and checkouts lie deeper.
+# limited to some hundred bytes, and checkouts lie deeper. A server that starts
+# removes the temporary tables of all others that use the same tmpdir.
 mariadb_configure() {
+  mkdir -p "$1/tmp"
   cat >"$1/server.conf" <<CONF
 [mariadbd]
 user = $(id -un)
 datadir = $1/data
+tmpdir = $1/tmp
 port = $(port "$1" 1)
 bind-address = 127.0.0.1
 socket = mariadb.sock
