@@ -229,3 +229,67 @@ pub(crate) fn reader_pool(path: &Path, lock_wait: Duration, readers_max: u32) ->
 fn base_options(path: &Path, lock_wait: Duration) -> SqliteConnectOptions {
     SqliteConnectOptions::new().filename(path).busy_timeout(lock_wait.min(BUSY_SLICE))
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_written_is_flushed_at_commit_and_read_by_readers_that_cannot_write() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("inbox.db");
+        let wait = Duration::from_secs(1);
+        let writer = Writer::new(&path, wait);
+        let synchronous: i64 = writer
+            .transaction("asking", |connection| {
+                async move {
+                    sqlx::query("CREATE TABLE t (a INTEGER)").execute(&mut *connection).await?;
+                    sqlx::query("PRAGMA synchronous").fetch_one(connection).await?.try_get(0)
+                }
+                .boxed()
+            })
+            .await
+            .unwrap();
+        assert_eq!(synchronous, 2, "FULL");
+        let readers = reader_pool(&path, wait, 2);
+        sqlx::query("SELECT a FROM t").fetch_all(&readers).await.unwrap();
+        sqlx::query("INSERT INTO t VALUES (1)").execute(&readers).await.unwrap_err();
+        readers.close().await;
+        writer.close().await;
+        let closed = writer.transaction("late", |_| async { Ok(()) }.boxed()).await;
+        assert!(closed.unwrap_err().is_transient());
+    }
+
+    #[tokio::test]
+    async fn a_failed_or_panicked_transaction_leaves_nothing_and_the_next_one_works() {
+        let directory = tempfile::tempdir().unwrap();
+        let writer = Writer::new(&directory.path().join("inbox.db"), Duration::from_secs(1));
+        let insert = |then: fn()| {
+            writer.transaction("inserting", move |connection| {
+                async move {
+                    sqlx::query("CREATE TABLE IF NOT EXISTS t (a INTEGER)")
+                        .execute(&mut *connection)
+                        .await?;
+                    sqlx::query("INSERT INTO t VALUES (1)").execute(&mut *connection).await?;
+                    then();
+                    sqlx::query("SELECT count(*) FROM t").fetch_one(connection).await?.try_get(0)
+                }
+                .boxed()
+            })
+        };
+        insert(|| panic!("a fault of the program")).await.unwrap_err();
+        let failed = writer.transaction("failing", |connection| {
+            async move {
+                sqlx::query("CREATE TABLE t (a INTEGER)").execute(&mut *connection).await?;
+                sqlx::query("no SQL").execute(connection).await.map(drop)
+            }
+            .boxed()
+        });
+        assert_eq!(failed.await.unwrap_err().class, ErrorClass::Permanent);
+        let rows: i64 = insert(|| {}).await.unwrap();
+        assert_eq!(rows, 1);
+        writer.close().await;
+    }
+}

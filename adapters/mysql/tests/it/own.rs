@@ -7,15 +7,15 @@ use bytes::Bytes;
 use inboxd_conformance::eventually;
 use inboxd_conformance::servers::{Kind, OwnServer};
 use inboxd_contract::{
-    ClaimAnswer, DeadLetter, DeadReason, Envelope, ErrorClass, InboxStore, Origin, Settled,
-    StoreError,
+    ClaimAnswer, Completion, DeadLetter, DeadReason, Envelope, ErrorClass, InboxStore, Origin,
+    Release, Settled, StoreError,
 };
 use inboxd_mysql::{MysqlConfig, MysqlStore};
 use secrecy::SecretString;
 use sqlx::Row as _;
 
 use crate::harness::Database;
-use crate::short::{claim, complete, key, new_claim};
+use crate::short::{claim, complete, completion, key, new_claim};
 
 /// What a server may need to come back, on a busy machine.
 const RECOVERY: Duration = Duration::from_secs(60);
@@ -55,11 +55,9 @@ async fn a_server_that_may_forget_commits_is_refused_unless_allowed() {
     store.close().await;
 }
 
-/// The server was started with a packet of 1 MiB.
-async fn body_limits_follow_the_packet_size(store: &MysqlStore) {
-    let largest = store.limits().body_bytes_max;
-    assert!(largest < 1_024 * 1_024, "{largest}");
-    let letter = |id: &str, bytes: u64| DeadLetter {
+/// A dead letter that needs no claim, with a body of so many bytes.
+fn letter(id: &str, bytes: u64) -> DeadLetter {
+    DeadLetter {
         key: key(id),
         token: None,
         subscription: "orders".into(),
@@ -74,7 +72,13 @@ async fn body_limits_follow_the_packet_size(store: &MysqlStore) {
         last_status: None,
         last_error: None,
         reason: DeadReason::Refused,
-    };
+    }
+}
+
+/// The server was started with a packet of 1 MiB.
+async fn body_limits_follow_the_packet_size(store: &MysqlStore) {
+    let largest = store.limits().body_bytes_max;
+    assert!(largest < 1_024 * 1_024, "{largest}");
     let letters = [letter("fits", largest), letter("does not", 1_024 * 1_024), letter("small", 1)];
     let mut answers = store.dead_letter(&letters).await;
     assert_eq!(answers.remove(0).expect("the limit is what fits"), Settled::Done);
@@ -93,7 +97,7 @@ async fn body_limits_follow_the_packet_size(store: &MysqlStore) {
     for answer in store.claim(&owner, crate::short::LEASE, &requests).await {
         assert_eq!(answer.expect("fits"), ClaimAnswer::Fresh { attempts: 1 });
     }
-    let completions: Vec<_> = claims.iter().map(crate::short::completion).collect();
+    let completions: Vec<_> = claims.iter().map(completion).collect();
     for answer in store.complete(&completions).await {
         assert_eq!(answer.expect("fits"), Settled::Done);
     }
@@ -146,48 +150,105 @@ async fn a_server_that_turns_read_only_or_dies_is_waited_for() {
 }
 
 #[tokio::test]
+async fn a_server_that_does_not_answer_is_given_up_and_used_again_when_it_does() {
+    let server = OwnServer::start(Kind::MySql).await;
+    let database = Database::on(server.url()).await;
+    let store = database.open().await;
+    let held = new_claim("m");
+    assert!(claim(&store, &held).await.expect("answered").is_held());
+
+    server.pause().await;
+    let renewals = [held.clone()];
+    let calls = async {
+        tokio::join!(complete(&store, &held), store.renew(crate::short::LEASE, &renewals))
+    };
+    let (completed, renewed) =
+        tokio::time::timeout(RECOVERY, calls).await.expect("no call waits for ever");
+    server.resume().await;
+    let error = completed.expect_err("not answered");
+    assert!(error.is_transient(), "{}", told(error));
+    assert!(renewed.expect_err("not answered").is_transient());
+
+    // What was sent may have been done after all: then there is no claim any more, but a row.
+    let settled = eventually(RECOVERY, async || complete(&store, &held).await).await;
+    match settled {
+        Settled::Done => {}
+        Settled::Lost(look) if look.processed.is_some() => {}
+        other => panic!("neither done now nor before: {other:?}"),
+    }
+    store.close().await;
+}
+
+/// Every row of the table in docs/store-statements.md.
+#[tokio::test]
 async fn one_message_costs_one_claim_and_one_completion() {
     let server = OwnServer::start(Kind::MySql).await;
     let database = Database::on(server.url()).await;
     let config = MysqlConfig { pool_max: 1, ..as_application(&server, &database).await };
     let store = MysqlStore::connect(config).await.expect("connected");
-    // Prepares what is prepared once per connection.
-    let first = new_claim("first");
-    assert!(claim(&store, &first).await.expect("answered").is_held());
-    assert_eq!(complete(&store, &first).await.expect("answered"), Settled::Done);
-
     database.admin("SET GLOBAL log_output = 'TABLE'").await;
     database.admin("SET GLOBAL general_log = 1").await;
-    let second = new_claim("second");
-    assert!(claim(&store, &second).await.expect("answered").is_held());
-    let claiming = statements(&database).await;
-    database.admin("TRUNCATE mysql.general_log").await;
-    assert_eq!(complete(&store, &second).await.expect("answered"), Settled::Done);
-    let completing = statements(&database).await;
-    store.close().await;
+    let spent = Spent { database: &database };
 
-    let begin = ["SET TRANSACTION", "SET SESSION", "START TRANSACTION"];
-    let expected = |own: &[&'static str]| [&begin[..], own, &["COMMIT"][..]].concat();
-    assert_eq!(claiming, expected(&["INSERT INTO", "SELECT 0,"]));
-    assert_eq!(completing, expected(&["SELECT c.consumer_id,", "DELETE c", "INSERT INTO"]));
+    let held = new_claim("m");
+    spent.by(claim(&store, &held), &["INSERT INTO", "SELECT 0,"], 4).await;
+    let find_and_drop = ["SELECT c.consumer_id,", "DELETE c", "INSERT INTO"];
+    spent.by(complete(&store, &held), &find_and_drop, 5).await;
+    spent.by(claim(&store, &new_claim("m")), &["INSERT INTO", "SELECT 0,", "DELETE c"], 5).await;
+    spent.by(complete(&store, &held), &["SELECT c.consumer_id,", "SELECT 0,"], 4).await;
+
+    let held = new_claim("n");
+    assert!(claim(&store, &held).await.expect("answered").is_held());
+    let one = std::slice::from_ref(&held);
+    spent.by(store.count_attempts(one), &["SELECT c.consumer_id,", "UPDATE inbox_claims"], 4).await;
+    let renewal = store.renew(crate::short::LEASE, one);
+    spent.by(renewal, &["SELECT c.consumer_id,", "UPDATE inbox_claims"], 4).await;
+    let letters = [DeadLetter { token: Some(held.token), ..letter("n", 1) }];
+    spent.by(store.dead_letter(&letters), &find_and_drop, 5).await;
+    let again = new_claim("n");
+    assert!(claim(&store, &again).await.expect("answered").is_held());
+    let completions = [Completion { supersedes_dead: true, ..completion(&again) }];
+    let and_letter = [&find_and_drop[..], &["DELETE p"]].concat();
+    spent.by(store.complete(&completions), &and_letter, 6).await;
+
+    let held = new_claim("o");
+    assert!(claim(&store, &held).await.expect("answered").is_held());
+    let releases = [Release { claim: held, attempt_back: true }];
+    spent.by(store.release(&releases), &["SELECT c.consumer_id,", "UPDATE inbox_claims"], 4).await;
+    store.close().await;
 }
 
-/// The first two words of what the application's user had executed, from the server's own log,
-/// where statements sent together are one entry.
-async fn statements(database: &Database) -> Vec<String> {
-    let mut connection = database.connect().await;
-    let rows = sqlx::query(
-        "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log \
-         WHERE user_host LIKE 'app%' AND command_type IN ('Query', 'Execute') \
-         ORDER BY event_time",
-    )
-    .fetch_all(&mut connection)
-    .await
-    .expect("the server's log");
-    let entries: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
-    entries
-        .iter()
-        .flat_map(|entry| entry.split(';'))
-        .map(|text| text.split_whitespace().take(2).collect::<Vec<_>>().join(" "))
-        .collect()
+/// Counts at the server, by its general log, what the application's user has executed.
+struct Spent<'a> {
+    database: &'a Database,
+}
+
+impl Spent<'_> {
+    /// `call` is one transaction of these statements (named by their first two words) between
+    /// its beginning and its commit, in so many round trips.
+    async fn by<T>(&self, call: impl Future<Output = T>, statements: &[&str], round_trips: usize) {
+        self.database.admin("TRUNCATE mysql.general_log").await;
+        call.await;
+        // Statements that are sent together are one entry.
+        let entries = self.entries().await;
+        let two_words = |text: &str| text.split_whitespace().take(2).collect::<Vec<_>>().join(" ");
+        let executed: Vec<String> =
+            entries.iter().flat_map(|entry| entry.split(';')).map(two_words).collect();
+        let begin = ["SET TRANSACTION", "SET SESSION", "START TRANSACTION"];
+        assert_eq!(executed, [&begin[..], statements, &["COMMIT"]].concat());
+        assert_eq!(entries.len(), round_trips, "{entries:?}");
+    }
+
+    async fn entries(&self) -> Vec<String> {
+        let mut connection = self.database.connect().await;
+        let rows = sqlx::query(
+            "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log \
+             WHERE user_host LIKE 'app%' AND command_type IN ('Query', 'Execute') \
+             AND argument NOT LIKE 'SET sql_mode=%' AND argument NOT LIKE 'SET NAMES%'",
+        )
+        .fetch_all(&mut connection)
+        .await
+        .expect("the server's log");
+        rows.iter().map(|row| row.get(0)).collect()
+    }
 }

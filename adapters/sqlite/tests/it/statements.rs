@@ -1,9 +1,12 @@
-//! How many statements one message costs; docs/store-statements.md says the same.
+//! How many statements one message costs: every row of the table in docs/store-statements.md.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use inboxd_contract::{ClaimAnswer, Completion, InboxStore, OwnerId, Settled};
+use inboxd_contract::{
+    Claim, ClaimAnswer, Completion, DeadLetter, DeadReason, Envelope, InboxStore, Origin, OwnerId,
+    Release, Settled,
+};
 use inboxd_sqlite::{SqliteConfig, SqliteStore};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -80,13 +83,67 @@ async fn count_statements() {
     let held = claim("m");
     statements.take();
 
-    let answer = store.claim(&owner, lease, &[request(&held)]).await.remove(0).expect("answered");
-    assert_eq!(answer, ClaimAnswer::Fresh { attempts: 1 });
-    assert_eq!(statements.take(), ["BEGIN IMMEDIATE", "INSERT INTO", "SELECT j.key,", "COMMIT"]);
+    let claimed = async |claim: &Claim| store.claim(&owner, lease, &[request(claim)]).await;
+    let spent = |own: &[&str]| {
+        assert_eq!(statements.take(), [&["BEGIN IMMEDIATE"], own, &["COMMIT"]].concat());
+    };
+    let (look, take, insert) = ("SELECT j.key,", "DELETE FROM", "INSERT INTO");
 
-    let completion = Completion { claim: held, record: Default::default(), supersedes_dead: false };
-    let settled = store.complete(&[completion]).await.remove(0).expect("answered");
+    let answer = claimed(&held).await.remove(0).expect("answered");
+    assert_eq!(answer, ClaimAnswer::Fresh { attempts: 1 });
+    spent(&[insert, look]);
+    let completions = [completion(&held)];
+    let settled = store.complete(&completions).await.remove(0).expect("answered");
     assert_eq!(settled, Settled::Done);
-    assert_eq!(statements.take(), ["BEGIN IMMEDIATE", "DELETE FROM", "INSERT INTO", "COMMIT"]);
+    spent(&[take, insert]);
+    claimed(&claim("m")).await;
+    spent(&[insert, look]);
+    store.complete(&completions).await;
+    spent(&[take, look]);
+
+    let held = claim("n");
+    claimed(&held).await;
+    statements.take();
+    let one = std::slice::from_ref(&held);
+    store.count_attempts(one).await;
+    spent(&["UPDATE inbox_claims"]);
+    store.renew(lease, one).await.expect("answered");
+    spent(&["UPDATE inbox_claims"]);
+    store.dead_letter(&[letter(&held)]).await;
+    spent(&[take, look, insert]);
+    let again = claim("n");
+    claimed(&again).await;
+    statements.take();
+    store.complete(&[Completion { supersedes_dead: true, ..completion(&again) }]).await;
+    spent(&[take, insert, take]);
+
+    let held = claim("o");
+    claimed(&held).await;
+    statements.take();
+    store.release(&[Release { claim: held, attempt_back: true }]).await;
+    spent(&["SELECT c.token", "UPDATE inbox_claims"]);
     store.close().await;
+}
+
+fn completion(claim: &Claim) -> Completion {
+    Completion { claim: claim.clone(), record: Default::default(), supersedes_dead: false }
+}
+
+fn letter(claim: &Claim) -> DeadLetter {
+    DeadLetter {
+        key: claim.key.clone(),
+        token: Some(claim.token),
+        subscription: "orders".into(),
+        lane: None,
+        envelope: Arc::new(Envelope::new(
+            Origin::Memory { stream: "orders".into(), position: 1 },
+            None,
+        )),
+        body_kept: true,
+        fingerprint: None,
+        attempts: 1,
+        last_status: None,
+        last_error: None,
+        reason: DeadReason::Refused,
+    }
 }
