@@ -100,7 +100,14 @@ impl HealthRegistry {
         heartbeat
     }
 
-    /// The handle of one subscription.
+    /// Names the dependencies of a subscription before it is started, so that nothing looks
+    /// ready too early. Its loops do not turn yet and are not watched.
+    pub fn announce_subscription(&self, name: &str) {
+        drop(self.dependency(format!("source:{name}")));
+        drop(self.dependency(format!("callback:{name}")));
+    }
+
+    /// The handle of one subscription, whose loops are watched from now on.
     pub fn subscription(&self, name: &str) -> SubscriptionHealth {
         let subscription = self.dependency(format!("subscription:{name}"));
         subscription.set(true, "");
@@ -294,6 +301,18 @@ mod tests {
         assert!(!registry.readiness().ready);
         health.set_paused(None);
         assert!(registry.readiness().ready);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_subscription_that_waits_for_the_database_is_live_and_not_ready() {
+        let registry = HealthRegistry::new(STALE_AFTER);
+        registry.announce_subscription("orders");
+        tokio::time::advance(STALE_AFTER * 2).await;
+        assert!(registry.liveness().live && !registry.readiness().ready);
+        let _started = registry.subscription("orders");
+        assert!(registry.liveness().live);
+        tokio::time::advance(STALE_AFTER * 2).await;
+        assert!(!registry.liveness().live);
     }
 
     #[tokio::test(start_paused = true)]

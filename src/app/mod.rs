@@ -106,7 +106,7 @@ pub async fn run(config: Config) -> Result<(), AppError> {
     // Named before the first is tried, so that nothing looks ready too early.
     let database = health.dependency("database");
     for subscription in &config.subscriptions {
-        health.subscription(&subscription.settings.name).set_source(false, "not started yet");
+        health.announce_subscription(&subscription.settings.name);
     }
 
     let store = tokio::select! {

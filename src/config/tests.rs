@@ -402,6 +402,15 @@ fn a_source_that_cannot_be_read_is_not_missing_too() {
 }
 
 #[test]
+fn the_documentation_has_every_key_that_a_source_may_set() {
+    let documentation = include_str!("../../docs/configuration.md");
+    for key in subscription::SOURCE_KEYS.iter().chain(subscription::SUBSCRIPTION_KEYS) {
+        let row = |end: &str| documentation.contains(&format!("| `{key}{end}"));
+        assert!(row("`") || row("."), "{key} has no row in docs/configuration.md");
+    }
+}
+
+#[test]
 fn the_group_and_the_consumer_name_each_other() {
     let mut given = flags("kafka://h/t", CALLBACK);
     given.inputs.flags.consumer_id = Some(("billing".into(), "--consumer-id"));
