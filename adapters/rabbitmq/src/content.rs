@@ -1,18 +1,21 @@
 //! From an AMQP message to an envelope.
 //!
-//! Every header is rendered, whatever its type; nothing a publisher writes is parsed or
-//! believed, `x-death` included. The text forms:
+//! Every header is rendered, whatever its type; nothing a publisher writes is believed, `x-death`
+//! included. Names are the publisher's bytes, repeated ones stay repeated, in order. The values:
 //!
 //! | AMQP type | value |
 //! |---|---|
-//! | long string, short string, byte array | the bytes themselves |
+//! | long string, byte array | the bytes themselves |
 //! | void | null |
 //! | boolean | `true`, `false` |
 //! | integers | decimal |
 //! | float, double | the shortest decimal that reads back the same; `NaN`, `inf`, `-inf` |
 //! | decimal | its digits with the point in place: `123.45` |
 //! | timestamp | seconds since 1970 in decimal |
-//! | array, table | JSON; within it integers, floats and timestamps are numbers (`NaN` and infinities text), decimals text, byte strings text, or `{"base64": "…"}` where they are not UTF-8; what is nested deeper than 32 is `null` |
+//! | array, table | JSON; within it integers, floats and timestamps are numbers (`NaN` and infinities text), decimals text, byte strings text, or `{"base64":"…"}` where they are not UTF-8; what is nested deeper than 32 is `null` |
+//!
+//! Properties that are malformed (the broker does not look) are given as far as they can be read,
+//! and whole, as bytes, in a header `x-malformed-properties`.
 
 use std::sync::Arc;
 
@@ -20,203 +23,189 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use inboxd_contract::{Envelope, Header, Origin};
-use lapin::message::Delivery;
-use lapin::types::{AMQPValue, DecimalValue, FieldTable, ShortString};
-use serde_json::{Map, Number, Value, json};
 
-/// Nested tables and arrays are rendered this deep.
-const DEPTH_MAX: usize = 32;
+use crate::properties::{Properties, Value};
+use crate::wire::Raw;
+
+const MALFORMED: &str = "x-malformed-properties";
+const DELIVERY_COUNT: &[u8] = b"x-delivery-count";
 
 /// The envelope of a delivery from `queue`.
-pub(crate) fn envelope(queue: &Arc<str>, delivery: Delivery) -> Envelope {
-    let properties = &delivery.properties;
-    let headers = properties.headers().as_ref();
+pub(crate) fn envelope(queue: &Arc<str>, raw: Raw, redelivered: bool, body: Vec<u8>) -> Envelope {
+    let (properties, malformed) = Properties::read(raw.properties.clone());
     let origin = Origin::RabbitMq {
         queue: Arc::clone(queue),
-        exchange: delivery.exchange.as_str().into(),
-        routing_key: delivery.routing_key.as_str().into(),
-        redelivered: delivery.redelivered,
-        delivery_count: headers.and_then(delivery_count),
+        exchange: String::from_utf8_lossy(&raw.exchange).into(),
+        routing_key: String::from_utf8_lossy(&raw.routing_key).into(),
+        redelivered,
+        delivery_count: delivery_count(&properties),
     };
     // The body is never null: AMQP has no tombstones.
-    let mut envelope = Envelope::new(origin, None);
-    envelope.property_id = short(properties.message_id());
-    envelope.producer = short(properties.app_id());
-    envelope.message_type = short(properties.kind());
-    envelope.correlation_id = short(properties.correlation_id());
-    envelope.content_type = short(properties.content_type());
-    envelope.content_encoding = short(properties.content_encoding());
-    envelope.headers = headers.map(render_headers).unwrap_or_default();
-    envelope.body = Some(Bytes::from(delivery.data));
+    let mut envelope = Envelope::new(origin, Some(Bytes::from(body)));
+    envelope.property_id = properties.message_id;
+    envelope.producer = properties.app_id;
+    envelope.message_type = properties.kind;
+    envelope.correlation_id = properties.correlation_id;
+    envelope.content_type = properties.content_type;
+    envelope.content_encoding = properties.content_encoding;
+    let headers = properties.headers.into_iter();
+    envelope.headers = headers.map(|(name, value)| Header { name, value: render(value) }).collect();
+    if malformed.is_some() {
+        envelope.headers.push(Header::new(MALFORMED, raw.properties));
+    }
     envelope.fill_from_headers();
     envelope
 }
 
-fn short(text: &Option<ShortString>) -> Option<Bytes> {
-    text.as_ref().map(|text| Bytes::copy_from_slice(text.as_str().as_bytes()))
-}
-
-fn render_headers(table: &FieldTable) -> Vec<Header> {
-    let headers = table.inner().iter().map(|(name, value)| Header {
-        name: Bytes::copy_from_slice(name.as_str().as_bytes()),
-        value: render(value),
-    });
-    headers.collect()
-}
-
 /// How often a quorum queue says it was delivered before.
-fn delivery_count(table: &FieldTable) -> Option<u64> {
-    let value = table.inner().get("x-delivery-count")?;
-    match value {
-        AMQPValue::ShortShortInt(n) => u64::try_from(*n).ok(),
-        AMQPValue::ShortShortUInt(n) => Some(u64::from(*n)),
-        AMQPValue::ShortInt(n) => u64::try_from(*n).ok(),
-        AMQPValue::ShortUInt(n) => Some(u64::from(*n)),
-        AMQPValue::LongInt(n) => u64::try_from(*n).ok(),
-        AMQPValue::LongUInt(n) => Some(u64::from(*n)),
-        AMQPValue::LongLongInt(n) => u64::try_from(*n).ok(),
+fn delivery_count(properties: &Properties) -> Option<u64> {
+    let mut headers = properties.headers.iter();
+    match headers.find(|(name, _)| name.as_ref() == DELIVERY_COUNT)? {
+        (_, Value::Integer(count)) => u64::try_from(*count).ok(),
         _ => None,
     }
 }
 
-fn render(value: &AMQPValue) -> Option<Bytes> {
+fn render(value: Value) -> Option<Bytes> {
     let text = match value {
-        AMQPValue::Void => return None,
-        AMQPValue::LongString(text) => return Some(Bytes::copy_from_slice(text.as_bytes())),
-        AMQPValue::ByteArray(bytes) => return Some(Bytes::copy_from_slice(bytes.as_slice())),
-        AMQPValue::ShortString(text) => text.as_str().to_owned(),
-        AMQPValue::Boolean(value) => value.to_string(),
-        AMQPValue::ShortShortInt(value) => value.to_string(),
-        AMQPValue::ShortShortUInt(value) => value.to_string(),
-        AMQPValue::ShortInt(value) => value.to_string(),
-        AMQPValue::ShortUInt(value) => value.to_string(),
-        AMQPValue::LongInt(value) => value.to_string(),
-        AMQPValue::LongUInt(value) => value.to_string(),
-        AMQPValue::LongLongInt(value) => value.to_string(),
-        AMQPValue::Float(value) => value.to_string(),
-        AMQPValue::Double(value) => value.to_string(),
-        AMQPValue::DecimalValue(value) => decimal(*value),
-        AMQPValue::Timestamp(seconds) => seconds.to_string(),
-        AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) => to_json(value, 0).to_string(),
+        Value::Void | Value::TooDeep => return None,
+        Value::Bytes(bytes) => return Some(bytes),
+        Value::Bool(value) => value.to_string(),
+        Value::Integer(value) => value.to_string(),
+        Value::Float(value) => value.to_string(),
+        Value::Double(value) => value.to_string(),
+        Value::Decimal { scale, value } => decimal(scale, value),
+        Value::Timestamp(seconds) => seconds.to_string(),
+        nested @ (Value::Array(_) | Value::Table(_)) => {
+            let mut json = String::new();
+            write_json(&nested, &mut json);
+            json
+        }
     };
     Some(Bytes::from(text))
 }
 
 /// `123.45` for 12345 with a scale of 2.
-fn decimal(value: DecimalValue) -> String {
-    let scale = usize::from(value.scale);
+fn decimal(scale: u8, value: u32) -> String {
+    let scale = usize::from(scale);
     if scale == 0 {
-        return value.value.to_string();
+        return value.to_string();
     }
-    let digits = format!("{:0>width$}", value.value, width = scale + 1);
+    let digits = format!("{value:0>width$}", width = scale + 1);
     let (whole, fraction) = digits.split_at(digits.len() - scale);
     format!("{whole}.{fraction}")
 }
 
-fn to_json(value: &AMQPValue, depth: usize) -> Value {
-    if depth > DEPTH_MAX {
-        return Value::Null;
-    }
+fn write_json(value: &Value, json: &mut String) {
     match value {
-        AMQPValue::Void => Value::Null,
-        AMQPValue::Boolean(value) => Value::Bool(*value),
-        AMQPValue::ShortShortInt(value) => json!(value),
-        AMQPValue::ShortShortUInt(value) => json!(value),
-        AMQPValue::ShortInt(value) => json!(value),
-        AMQPValue::ShortUInt(value) => json!(value),
-        AMQPValue::LongInt(value) => json!(value),
-        AMQPValue::LongUInt(value) => json!(value),
-        AMQPValue::LongLongInt(value) => json!(value),
-        AMQPValue::Float(value) => float(f64::from(*value), value.to_string()),
-        AMQPValue::Double(value) => float(*value, value.to_string()),
-        AMQPValue::DecimalValue(value) => Value::String(decimal(*value)),
-        AMQPValue::Timestamp(seconds) => json!(seconds),
-        AMQPValue::ShortString(text) => Value::String(text.as_str().to_owned()),
-        AMQPValue::LongString(text) => text_or_base64(text.as_bytes()),
-        AMQPValue::ByteArray(bytes) => text_or_base64(bytes.as_slice()),
-        AMQPValue::FieldArray(array) => {
-            Value::Array(array.as_slice().iter().map(|value| to_json(value, depth + 1)).collect())
+        Value::Void | Value::TooDeep => json.push_str("null"),
+        Value::Bool(value) => json.push_str(if *value { "true" } else { "false" }),
+        Value::Integer(value) => json.push_str(&value.to_string()),
+        Value::Timestamp(seconds) => json.push_str(&seconds.to_string()),
+        // The text of a float is that of its own width: 0.1 is not 0.10000000149011612.
+        Value::Float(value) => write_float(value.is_finite(), value.to_string(), json),
+        Value::Double(value) => write_float(value.is_finite(), value.to_string(), json),
+        Value::Decimal { scale, value } => write_text(&decimal(*scale, *value), json),
+        Value::Bytes(bytes) => write_bytes(bytes, json),
+        Value::Array(values) => {
+            json.push('[');
+            for (index, value) in values.iter().enumerate() {
+                if index > 0 {
+                    json.push(',');
+                }
+                write_json(value, json);
+            }
+            json.push(']');
         }
-        AMQPValue::FieldTable(table) => {
-            let members = table.inner().iter();
-            let members = members.map(|(k, v)| (k.as_str().to_owned(), to_json(v, depth + 1)));
-            Value::Object(members.collect::<Map<_, _>>())
+        Value::Table(entries) => {
+            json.push('{');
+            for (index, (name, value)) in entries.iter().enumerate() {
+                if index > 0 {
+                    json.push(',');
+                }
+                // A name must be text here; one that is none is shown as far as it is.
+                write_text(&String::from_utf8_lossy(name), json);
+                json.push(':');
+                write_json(value, json);
+            }
+            json.push('}');
         }
     }
 }
 
-/// The text of a float is that of its own width: 0.1 as a float is not 0.10000000149011612.
-fn float(value: f64, text: String) -> Value {
-    let exact = text.parse().ok().filter(|_| value.is_finite()).and_then(Number::from_f64);
-    exact.map_or(Value::String(text), Value::Number)
+fn write_float(finite: bool, text: String, json: &mut String) {
+    match finite {
+        true => json.push_str(&text),
+        false => write_text(&text, json),
+    }
 }
 
-fn text_or_base64(bytes: &[u8]) -> Value {
+fn write_bytes(bytes: &Bytes, json: &mut String) {
     match std::str::from_utf8(bytes) {
-        Ok(text) => Value::String(text.to_owned()),
-        Err(_) => json!({ "base64": STANDARD.encode(bytes) }),
+        Ok(text) => write_text(text, json),
+        Err(_) => {
+            json.push_str("{\"base64\":\"");
+            STANDARD.encode_string(bytes, json);
+            json.push_str("\"}");
+        }
     }
+}
+
+fn write_text(text: &str, json: &mut String) {
+    json.push_str(&serde_json::Value::from(text).to_string());
 }
 
 #[cfg(test)]
 mod tests {
-    use lapin::types::FieldArray;
-
     use super::*;
 
-    fn text(value: AMQPValue) -> String {
-        String::from_utf8(render(&value).expect("not null").to_vec()).expect("text")
+    fn text(value: Value) -> String {
+        String::from_utf8(render(value).expect("not null").to_vec()).expect("text")
     }
 
     #[test]
     fn every_type_has_its_text() {
-        assert_eq!(render(&AMQPValue::Void), None);
-        assert_eq!(text(AMQPValue::Boolean(true)), "true");
-        assert_eq!(text(AMQPValue::ShortShortInt(-7)), "-7");
-        assert_eq!(text(AMQPValue::ShortShortUInt(7)), "7");
-        assert_eq!(text(AMQPValue::ShortInt(-300)), "-300");
-        assert_eq!(text(AMQPValue::ShortUInt(300)), "300");
-        assert_eq!(text(AMQPValue::LongInt(-70_000)), "-70000");
-        assert_eq!(text(AMQPValue::LongUInt(70_000)), "70000");
-        assert_eq!(text(AMQPValue::LongLongInt(i64::MIN)), i64::MIN.to_string());
-        assert_eq!(text(AMQPValue::Float(0.1)), "0.1");
-        assert_eq!(text(AMQPValue::Double(1e300)), 1e300_f64.to_string());
-        assert_eq!(text(AMQPValue::Double(f64::NAN)), "NaN");
-        assert_eq!(text(AMQPValue::Timestamp(1_700_000_000)), "1700000000");
-        assert_eq!(text(AMQPValue::ShortString("s".into())), "s");
-        let binary = [0xff, 0x00, b'x'];
-        let raw = Some(Bytes::copy_from_slice(&binary));
-        assert_eq!(render(&AMQPValue::LongString(binary.to_vec().into())), raw);
-        assert_eq!(render(&AMQPValue::ByteArray(binary.to_vec().into())), raw);
+        assert_eq!(render(Value::Void), None);
+        assert_eq!(text(Value::Bool(true)), "true");
+        assert_eq!(text(Value::Integer(i64::MIN)), i64::MIN.to_string());
+        assert_eq!(text(Value::Float(0.1)), "0.1");
+        assert_eq!(text(Value::Double(-1.5)), "-1.5");
+        assert_eq!(text(Value::Double(f64::NAN)), "NaN");
+        assert_eq!(text(Value::Timestamp(1_700_000_000)), "1700000000");
+        let raw = Bytes::from_static(&[0xff, 0x00, b'x']);
+        assert_eq!(render(Value::Bytes(raw.clone())), Some(raw));
         for (scale, value, expected) in
             [(0, 5, "5"), (2, 12_345, "123.45"), (3, 5, "0.005"), (1, 0, "0.0")]
         {
-            assert_eq!(text(AMQPValue::DecimalValue(DecimalValue { scale, value })), expected);
+            assert_eq!(text(Value::Decimal { scale, value }), expected);
         }
     }
 
     #[test]
     fn tables_and_arrays_are_json() {
-        let mut table = FieldTable::default();
-        table.insert("n".into(), AMQPValue::LongInt(1));
-        table.insert("f".into(), AMQPValue::Float(0.1));
-        table.insert("nan".into(), AMQPValue::Double(f64::NAN));
-        table.insert("raw".into(), AMQPValue::ByteArray(vec![0xff].into()));
-        table.insert("void".into(), AMQPValue::Void);
-        let array = vec![AMQPValue::FieldTable(table), AMQPValue::LongString("t".into())];
+        let entry = |name: &'static str, value| (Bytes::from_static(name.as_bytes()), value);
+        let table = Value::Table(vec![
+            entry("n", Value::Integer(1)),
+            entry("f", Value::Float(0.1)),
+            entry("nan", Value::Double(f64::NAN)),
+            entry("raw", Value::Bytes(Bytes::from_static(&[0xff]))),
+            entry("q\"", Value::Void),
+            entry("deep", Value::TooDeep),
+        ]);
+        let array = Value::Array(vec![table, Value::Bytes(Bytes::from_static(b"t\n"))]);
+        let json = text(array);
         assert_eq!(
-            text(AMQPValue::FieldArray(array.into())),
-            r#"[{"f":0.1,"n":1,"nan":"NaN","raw":{"base64":"/w=="},"void":null},"t"]"#
+            json,
+            r#"[{"n":1,"f":0.1,"nan":"NaN","raw":{"base64":"/w=="},"q\"":null,"deep":null},"t\n"]"#
         );
+        assert!(serde_json::from_str::<serde_json::Value>(&json).is_ok());
     }
 
     #[test]
-    fn deep_nesting_is_cut() {
-        let mut value = AMQPValue::Void;
-        for _ in 0..5_000 {
-            value = AMQPValue::FieldArray(FieldArray::from(vec![value]));
-        }
-        let rendered = text(value);
-        assert_eq!(rendered.matches('[').count(), DEPTH_MAX + 1);
+    fn malformed_properties_are_shown_and_the_body_is_kept() {
+        let raw = Raw { properties: Bytes::from_static(&[0x20, 0, 0, 0]), ..Raw::default() };
+        let envelope = envelope(&"q".into(), raw, true, b"body".to_vec());
+        assert_eq!(envelope.header(MALFORMED).map(|raw| raw.len()), Some(4));
+        assert_eq!(envelope.body.as_deref(), Some(&b"body"[..]));
     }
 }

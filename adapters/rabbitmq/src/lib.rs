@@ -10,6 +10,7 @@
 //! - `multiple` covers acked deliveries only; no ack is awaited one by one.
 //! - No more than the prefetch is unsettled, here and at the broker, over reconnections too.
 //! - An ordered subscription neither nacks nor cancels, both reorder; it has the queue to itself.
+//! - The client never decodes what a publisher wrote: see [`wire`], and why.
 //! - Nothing loops without a pause, and nothing that stops consumption is silent: it is in the
 //!   status, with what to do.
 //!
@@ -22,11 +23,14 @@ mod config;
 mod content;
 mod link;
 mod probe;
+mod properties;
 mod session;
 mod source;
+mod stream;
 mod supervisor;
 mod tracker;
 mod trouble;
+mod wire;
 
 pub use config::{ArgumentValue, DeclareOptions, QueueKind, RabbitMqConfig, RabbitMqTls};
 pub use source::RabbitMqSource;

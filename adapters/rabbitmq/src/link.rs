@@ -11,6 +11,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use async_rs::Runtime;
 use lapin::tcp::{AMQPUriTcpExt, OwnedIdentity, OwnedTLSConfig};
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
@@ -18,7 +19,9 @@ use secrecy::ExposeSecret;
 use tokio::time::timeout;
 
 use crate::config::{RabbitMqConfig, RabbitMqTls};
+use crate::stream::{Filtered, Kit};
 use crate::trouble::{Remedy, Trouble};
+use crate::wire::Aside;
 
 /// The socket of the present connection, if any.
 #[derive(Debug, Clone, Default)]
@@ -45,6 +48,8 @@ pub(crate) struct Link {
     pub(crate) connection: Connection,
     /// `host:port`.
     pub(crate) peer: String,
+    /// What publishers wrote around bodies.
+    pub(crate) aside: Aside,
     socket: Socket,
 }
 
@@ -82,26 +87,28 @@ pub(crate) async fn connect(
         .with_connection_name(config.connection_name.as_str().into())
         .with_client_property("product".into(), "inboxd".into())
         .with_client_property("version".into(), env!("CARGO_PKG_VERSION").into());
-    let runtime = lapin::runtime::default_runtime()
-        .map_err(|error| Trouble::connecting(&error, config, &peer))?;
+    let kit = Kit::current();
+    let tokio = kit.tokio().clone();
+    let aside = Aside::default();
     let mut attempt = Attempt(Some(socket.clone()));
-    let (held, within) = (socket.clone(), config.connect_timeout);
+    let (held, within, set_aside) = (socket.clone(), config.connect_timeout, aside.clone());
     let connecting = Connection::connector(
         uri,
-        runtime,
-        async move |uri, runtime| {
+        Runtime::new(kit),
+        async move |uri, _| {
             let plain = AMQPUri { scheme: AMQPScheme::AMQP, ..uri.clone() };
             let connected = timeout(within, async {
                 let none = OwnedTLSConfig::default();
-                let stream = plain.connect_with_config_async(none.as_ref(), &runtime).await?;
+                let stream = plain.connect_with_config_async(none.as_ref(), &tokio).await?;
                 let AsyncTcpStream::Plain(tcp) = &stream else {
                     return Err(io::Error::other("a plain stream was asked for"));
                 };
                 held.hold(TcpStream::from(tcp.get_ref().as_fd().try_clone_to_owned()?));
-                match &tls {
-                    Some(tls) => stream.into_tls(&uri.authority.host, tls.as_ref()).await,
-                    None => Ok(stream),
-                }
+                let stream = match &tls {
+                    Some(tls) => stream.into_tls(&uri.authority.host, tls.as_ref()).await?,
+                    None => stream,
+                };
+                Ok(AsyncTcpStream::Plain(Filtered::new(stream, set_aside.clone())))
             });
             let connected = connected.await.unwrap_or_else(|_| Err(too_slow(within)));
             Ok(connected?)
@@ -111,7 +118,7 @@ pub(crate) async fn connect(
     match timeout(config.connect_timeout, connecting).await {
         Ok(Ok(connection)) => {
             attempt.0 = None;
-            Ok(Link { connection, peer, socket: socket.clone() })
+            Ok(Link { connection, peer, aside, socket: socket.clone() })
         }
         Ok(Err(error)) => Err(Trouble::connecting(&error, config, &peer)),
         Err(_) => Err(Trouble::connecting(&too_slow(within).into(), config, &peer)),

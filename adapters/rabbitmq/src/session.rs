@@ -33,6 +33,7 @@ use crate::link::Link;
 use crate::probe::{self, Found};
 use crate::tracker::{AckTracker, Frame};
 use crate::trouble::{Remedy, Trouble};
+use crate::wire::Aside;
 
 /// How often a replica tries to take an exclusive queue over.
 pub(crate) const STANDBY: Duration = Duration::from_secs(2);
@@ -65,8 +66,6 @@ pub(crate) enum Ended {
     },
     /// Not on purpose.
     Trouble(Trouble),
-    /// Its life was limited and is over.
-    Expired,
 }
 
 /// One settlement of this session's.
@@ -88,6 +87,7 @@ pub(crate) struct Session {
     queue: Arc<str>,
     stream: StreamId,
     channel: Channel,
+    aside: Aside,
     /// `None` once cancelled.
     consumer: Option<Consumer>,
     kind: Option<QueueKind>,
@@ -108,9 +108,8 @@ impl Session {
         config: &Arc<RabbitMqConfig>,
         buffer: &Arc<Buffer>,
         link: &Link,
-        prefetch: u16,
     ) -> Result<Self, Trouble> {
-        match timeout(ANSWER, Self::try_open(config, buffer, link, prefetch)).await {
+        match timeout(ANSWER, Self::try_open(config, buffer, link)).await {
             Ok(opened) => opened,
             Err(_) => Err(Trouble::passing(
                 Remedy::Reconnect,
@@ -126,7 +125,6 @@ impl Session {
         config: &Arc<RabbitMqConfig>,
         buffer: &Arc<Buffer>,
         link: &Link,
-        prefetch: u16,
     ) -> Result<Self, Trouble> {
         let trouble = |error: Error| Trouble::opening(&error, config, STANDBY);
         let channel = link.connection.create_channel().await.map_err(trouble)?;
@@ -134,7 +132,7 @@ impl Session {
         let kind = kind(config, link).await?;
         // `global` is refused by new brokers and by quorum queues; per consumer it bounds the same.
         let qos = BasicQosOptions { global: false };
-        channel.basic_qos(prefetch, qos).await.map_err(trouble)?;
+        channel.basic_qos(config.prefetch, qos).await.map_err(trouble)?;
         let options = BasicConsumeOptions {
             exclusive: config.ordered && !config.single_active_consumer,
             ..BasicConsumeOptions::default()
@@ -152,6 +150,7 @@ impl Session {
             stream: StreamId(Arc::clone(&queue)),
             queue,
             channel,
+            aside: link.aside.clone(),
             consumer: Some(consumer),
             kind,
             fence: Fenced(FenceHandle::open()),
@@ -164,21 +163,17 @@ impl Session {
         })
     }
 
-    /// Runs until the end, and says whether it was still taking. `life` bounds it, if given.
-    pub(crate) async fn run(
-        mut self,
-        wishes: &mut mpsc::Receiver<Wish>,
-        life: Option<Duration>,
-    ) -> (Ended, bool) {
-        let ended = self.turn(wishes, life).await;
+    /// Runs until the end, and says whether it was still taking.
+    pub(crate) async fn run(mut self, wishes: &mut mpsc::Receiver<Wish>) -> (Ended, bool) {
+        let ended = self.turn(wishes).await;
         // In this order: whoever sees the fence lost finds nothing of this session any more.
         self.buffer.clear();
+        self.aside.forget(self.channel.id());
         self.fence.0.lose();
         (ended, self.taking)
     }
 
-    async fn turn(&mut self, wishes: &mut mpsc::Receiver<Wish>, life: Option<Duration>) -> Ended {
-        let expires = life.map(|life| Instant::now() + life);
+    async fn turn(&mut self, wishes: &mut mpsc::Receiver<Wish>) -> Ended {
         let mut settled = Vec::with_capacity(TURN);
         loop {
             if let Err(trouble) = self.write() {
@@ -206,7 +201,11 @@ impl Session {
                     }
                 }
                 came = next(&mut self.consumer) => match came {
-                    Some(Ok(delivery)) => self.receive(delivery),
+                    Some(Ok(delivery)) => {
+                        if let Err(trouble) = self.receive(delivery) {
+                            return Ended::Trouble(trouble);
+                        }
+                    }
                     Some(Err(error)) => return Ended::Trouble(Trouble::lost(&error)),
                     None => return Ended::Trouble(self.cancelled()),
                 },
@@ -217,25 +216,31 @@ impl Session {
                     }
                 }
                 () = sleep_until(self.bucket.next_at()), if self.releases_wait() => {}
-                () = until(expires) => {
-                    let _ = timeout(ANSWER, self.channel.close(200, "reopening".into())).await;
-                    return Ended::Expired;
-                }
             }
         }
     }
 
-    fn receive(&mut self, delivery: lapin::message::Delivery) {
+    fn receive(&mut self, delivery: lapin::message::Delivery) -> Result<(), Trouble> {
         let tag = delivery.delivery_tag;
+        let Some(raw) = self.aside.take(self.channel.id(), tag) else {
+            let what = "a delivery came without its properties; connecting again";
+            return Err(Trouble::passing(Remedy::Reconnect, what));
+        };
         self.tracker.delivered(tag);
         let settled = self.settled_in.clone();
         self.buffer.push(Delivery {
-            envelope: Arc::new(content::envelope(&self.queue, delivery)),
+            envelope: Arc::new(content::envelope(
+                &self.queue,
+                raw,
+                delivery.redelivered,
+                delivery.data,
+            )),
             stream: self.stream.clone(),
             fence: self.fence.0.fence(),
             acker: Acker::new(HandOver { tag, settled }),
             received_at: Instant::now(),
         });
+        Ok(())
     }
 
     fn settle(&mut self, tag: u64, settlement: Settlement) -> Result<(), Trouble> {
@@ -321,7 +326,7 @@ impl Session {
         // Behind the answer nothing comes any more; what came before it is here.
         if let Some(mut consumer) = self.consumer.take() {
             while let Some(Some(Ok(delivery))) = consumer.next().now_or_never() {
-                self.receive(delivery);
+                self.receive(delivery)?;
             }
         }
         self.buffer.clear();
@@ -447,13 +452,6 @@ async fn next(consumer: &mut Option<Consumer>) -> Option<Result<lapin::message::
 async fn written(writing: &mut Option<Writing>) -> Result<(), Error> {
     match writing {
         Some(writing) => writing.await,
-        None => pending().await,
-    }
-}
-
-async fn until(instant: Option<Instant>) {
-    match instant {
-        Some(instant) => sleep_until(instant).await,
         None => pending().await,
     }
 }

@@ -142,16 +142,10 @@ impl Life {
     async fn use_link(&mut self, link: Link) -> Result<Trouble, Leave> {
         loop {
             let (config, buffer) = (Arc::clone(&self.config), Arc::clone(&self.shared.buffer));
-            // Behind a frame that cannot be decoded nothing comes; before it each one alone may.
-            let careful = self.undecodable > 0;
-            let prefetch = if careful { 1 } else { config.prefetch };
-            let opening = Session::open(&config, &buffer, &link, prefetch);
+            let opening = Session::open(&config, &buffer, &link);
             let trouble = match self.unless_closed(opening).await? {
                 Err(trouble) => trouble,
-                Ok(session) => match self.use_session(session, &link, careful).await? {
-                    Some(trouble) => trouble,
-                    None => continue,
-                },
+                Ok(session) => self.use_session(session, &link).await?,
             };
             match trouble.remedy {
                 Remedy::Reopen(_) if self.taking && link.connection.status().connected() => {
@@ -165,16 +159,11 @@ impl Life {
         }
     }
 
-    async fn use_session(
-        &mut self,
-        session: Session,
-        link: &Link,
-        careful: bool,
-    ) -> Result<Option<Trouble>, Leave> {
+    async fn use_session(&mut self, session: Session, link: &Link) -> Result<Trouble, Leave> {
         let began = Instant::now();
         self.opened += 1;
         self.ready();
-        let (ended, taking) = session.run(&mut self.wishes, careful.then_some(GOOD_LIFE)).await;
+        let (ended, taking) = session.run(&mut self.wishes).await;
         self.taking &= taking;
         if began.elapsed() >= GOOD_LIFE {
             self.failures = 0;
@@ -189,8 +178,7 @@ impl Life {
                 }
                 Err(answer)
             }
-            Ended::Expired => Ok(None),
-            Ended::Trouble(trouble) => Ok(Some(trouble)),
+            Ended::Trouble(trouble) => Ok(trouble),
         }
     }
 

@@ -170,18 +170,16 @@ impl Trouble {
         }
     }
 
-    /// The same frame again and again: what is meant, and what helps.
+    /// The same again and again.
     pub(crate) fn undecodable(queue: &str, times: u32, wait: Duration) -> Self {
         Self {
             undecodable: true,
             ..Self::failing(
                 Remedy::Reconnect,
                 format!(
-                    "a message at the head of queue '{queue}' has a property or a header name that is \
-                     not UTF-8 (met {times} times): AMQP forbids it and the client cannot read past \
-                     it. Remove that one message (get it with `ackmode = ack_requeue_false` in the \
-                     management UI, or let it expire), then consumption goes on; trying again \
-                     every {wait:?}"
+                    "what RabbitMQ sends for queue '{queue}' cannot be decoded ({times} times in a \
+                     row): check that the port is an AMQP 0-9-1 one of RabbitMQ, and what the last \
+                     message taken from the queue carries; trying again every {wait:?}"
                 ),
             )
         }

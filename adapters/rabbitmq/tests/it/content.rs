@@ -1,18 +1,19 @@
 //! What publishers put into messages, the undecodable included.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use inboxd_contract::{Origin, SourcePhase};
+use inboxd_contract::{Header, Origin, SourcePhase};
 use inboxd_rabbitmq::QueueKind;
 use lapin::BasicProperties;
+use lapin::options::QueueBindOptions;
 use lapin::types::{AMQPValue, DecimalValue, FieldTable};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::time::timeout;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
 
-use crate::support::{
-    PATIENCE, Publisher, ack, behind_proxy, close, ids, shared, start, status, take,
-};
+use crate::raw::{HEADERS, MESSAGE_ID, RawPublisher, TYPE, long, short};
+use crate::support::{Publisher, ack, close, ids, shared, start, status, take};
 
 /// B3 and R9: headers of every type, and an `x-death` of no known shape.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -111,73 +112,109 @@ async fn the_delivery_count_of_a_quorum_queue_is_told() {
     close(source).await;
 }
 
-/// Relays to the broker, with the bytes of one word made into what is not UTF-8.
-async fn spoiling_relay(target: String) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    tokio::spawn(async move {
-        let Ok((client, _)) = listener.accept().await else { return };
-        let Ok(server) = TcpStream::connect(target).await else { return };
-        let (mut from_client, mut to_client) = client.into_split();
-        let (mut from_server, mut to_server) = server.into_split();
-        let back = tokio::io::copy(&mut from_server, &mut to_client);
-        let forth = async {
-            let mut chunk = vec![0; 64 << 10];
-            while let Ok(read @ 1..) = from_client.read(&mut chunk).await {
-                let word = b"SPOILED";
-                for at in 0..read.saturating_sub(word.len() - 1) {
-                    if chunk[at..].starts_with(word) {
-                        chunk[at] = 0xff;
-                    }
-                }
-                if to_server.write_all(&chunk[..read]).await.is_err() {
-                    return;
-                }
-            }
-        };
-        tokio::select! {
-            _ = back => {}
-            () = forth => {}
-        }
-    });
-    port
-}
-
-/// B4: a short string that is not UTF-8 is named, not ready, and not a hot loop; what is ahead of
-/// it flows; once it is removed, so does the rest.
+/// B4: names, ids and types that are not UTF-8, repeated names: all as they were published, and
+/// what is behind them flows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_that_cannot_be_decoded_is_named() {
-    let publisher = Publisher::shared().await;
-    let (proxy, config) = behind_proxy(&shared()).await;
-    let direct = shared();
-    publisher.declare(&config.queue, QueueKind::Classic).await;
-    let relay = spoiling_relay(format!("{}:{}", direct.hosts[0].0, direct.hosts[0].1)).await;
-    let uri = inboxd_conformance::servers::rabbitmq_url();
-    let uri = uri.replace(&format!(":{}", direct.hosts[0].1), &format!(":{relay}"));
-    let spoiler = Publisher::connect(&uri).await;
-
-    publisher.publish(&config.queue, &["before"]).await;
-    spoiler.publish(&config.queue, &["SPOILED"]).await;
-    publisher.publish(&config.queue, &["after"]).await;
+async fn text_that_is_no_text_arrives_to_the_byte() {
+    let (publisher, config) = (Publisher::shared().await, shared());
+    let queue = config.queue.as_str();
+    publisher.declare(queue, QueueKind::Classic).await;
+    let mut raw = RawPublisher::connect(&config).await;
+    let (name, id, kind) = (&[0xff, 0xfe, b'n'][..], &[b'i', 0xc3, 0x28][..], &[0x80][..]);
+    let mut table = Vec::new();
+    for (name, value) in [(&b"z"[..], b'1'), (name, b'2'), (b"a", b'3'), (b"z", b'4')] {
+        table.extend([short(name), vec![b'S'], long(&[value])].concat());
+    }
+    let properties = [long(&table), short(id), short(kind)].concat();
+    raw.publish((b"", queue.as_bytes()), HEADERS | MESSAGE_ID | TYPE, &properties, b"body").await;
+    publisher.publish(queue, &["after"]).await;
 
     let mut source = start(&config);
-    let failing = async {
-        // What is ahead of it is handed over alone, and settled.
-        let mut before = take(&mut source, 1).await;
-        while timeout(Duration::from_secs(2), before[0].fence.lost()).await.is_ok() {
-            before = take(&mut source, 1).await;
-            assert_eq!(ids(&before), ["before"]);
-        }
-        ack(before);
-        status(source.status(), |status| status.reason.contains("not UTF-8")).await
-    };
-    let failing = timeout(PATIENCE, failing).await.expect("it is named");
-    assert_eq!(failing.phase, SourcePhase::Failing);
-    assert!(failing.reason.contains(&config.queue), "{}", failing.reason);
-    let connections = proxy.accepted();
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(proxy.accepted(), connections, "no hot loop");
-    let left = publisher.count(&config.queue).await;
-    assert_eq!(left.0, 2, "the one ahead is settled, nothing else is");
+    let came = take(&mut source, 2).await;
+    let envelope = &came[0].envelope;
+    assert_eq!(envelope.property_id.as_deref(), Some(id));
+    assert_eq!(envelope.message_type.as_deref(), Some(kind));
+    assert_eq!(envelope.body.as_deref(), Some(&b"body"[..]));
+    let expected: Vec<_> = [(&b"z"[..], "1"), (name, "2"), (b"a", "3"), (b"z", "4")]
+        .map(|(name, value)| Header::new(name.to_vec(), value))
+        .into();
+    assert_eq!(envelope.headers, expected);
+    assert_eq!(ids(&came[1..]), ["after"]);
+    assert_eq!(source.status().borrow().reconnects, 0, "nothing broke on the way");
+    ack(came);
     close(source).await;
+}
+
+/// Tables nested twenty thousand deep, which no stack bears, stop nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nesting_without_end_stops_nothing() {
+    let (publisher, config) = (Publisher::shared().await, shared());
+    let queue = config.queue.as_str();
+    publisher.declare(queue, QueueKind::Quorum).await;
+    let mut raw = RawPublisher::connect(&config).await;
+    let mut value = vec![b'V'];
+    for _ in 0..20_000 {
+        value = [b"A".to_vec(), long(&value)].concat();
+    }
+    let table = long(&[short(b"deep"), value].concat());
+    raw.publish((b"", queue.as_bytes()), HEADERS, &table, b"body").await;
+    publisher.publish(queue, &["after"]).await;
+    let mut source = start(&config);
+    let came = take(&mut source, 2).await;
+    let deep = came[0].envelope.header("deep").expect("kept, as far as it goes");
+    assert!(deep.starts_with(b"[[[") && deep.ends_with(b"]]]"), "{deep:?}");
+    assert_eq!(ids(&came[1..]), ["after"]);
+    ack(came);
+    close(source).await;
+}
+
+/// A routing key that is not UTF-8.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_routing_key_that_is_no_text_stops_nothing() {
+    let (publisher, config) = (Publisher::shared().await, shared());
+    let queue = config.queue.as_str();
+    publisher.declare(queue, QueueKind::Classic).await;
+    let bound = publisher.channel.queue_bind(
+        queue.into(),
+        "amq.topic".into(),
+        format!("{queue}.#").as_str().into(),
+        QueueBindOptions::default(),
+        FieldTable::default(),
+    );
+    bound.await.expect("bound");
+    let mut raw = RawPublisher::connect(&config).await;
+    let key = [queue.as_bytes(), &[b'.', 0xff]].concat();
+    raw.publish((b"amq.topic", &key), 0, b"", b"body").await;
+    let mut source = start(&config);
+    let came = take(&mut source, 1).await;
+    let Origin::RabbitMq { exchange, routing_key, .. } = &came[0].envelope.origin else {
+        panic!("{:?}", came[0].envelope.origin)
+    };
+    assert_eq!(exchange.as_ref(), "amq.topic");
+    assert_eq!(routing_key.as_ref(), format!("{queue}.\u{fffd}"));
+    ack(came);
+    close(source).await;
+}
+
+/// What speaks no AMQP is named, not ready, and no hot loop.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_no_rabbitmq_is_named() {
+    let odd = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let mut config = shared();
+    config.hosts = vec![("127.0.0.1".into(), odd.local_addr().expect("an address").port())];
+    let tries = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&tries);
+    let answering = tokio::spawn(async move {
+        while let Ok((mut stream, _)) = odd.accept().await {
+            counted.fetch_add(1, Relaxed);
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+        }
+    });
+    let source = start(&config);
+    status(source.status(), |status| status.reason.contains("cannot connect")).await;
+    assert_ne!(source.status().borrow().phase, SourcePhase::Ready);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(tries.load(Relaxed) < 20, "{tries:?}");
+    close(source).await;
+    answering.abort();
 }

@@ -20,7 +20,7 @@ async fn a_wrong_password_is_said_and_tried_again() {
     let (proxy, mut config) = behind_proxy(&shared()).await;
     config.password = SecretString::from("geheim-und-falsch");
     let source = start(&config);
-    let failing = phase(&source, SourcePhase::Failing).await;
+    let failing = phase(&*source, SourcePhase::Failing).await;
     assert!(failing.reason.contains("login of user"), "{}", failing.reason);
     assert!(!failing.reason.contains("geheim"), "{}", failing.reason);
     eventually(PATIENCE, async || ensure(proxy.accepted() >= 3, proxy.accepted())).await;
@@ -33,7 +33,7 @@ async fn a_missing_vhost_is_named() {
     let mut config = shared();
     config.vhost = servers::unique("no/such");
     let source = start(&config);
-    let failing = phase(&source, SourcePhase::Failing).await;
+    let failing = phase(&*source, SourcePhase::Failing).await;
     assert!(failing.reason.contains(&config.vhost), "{}", failing.reason);
     close(source).await;
 }
@@ -73,7 +73,7 @@ async fn the_next_host_is_tried() {
     config.hosts.insert(0, away.hosts[0].clone());
     publisher.declare(&config.queue, QueueKind::Classic).await;
     let source = start(&config);
-    phase(&source, SourcePhase::Ready).await;
+    phase(&*source, SourcePhase::Ready).await;
     close(source).await;
 }
 

@@ -6,5 +6,6 @@ mod logins;
 mod order;
 mod own_server;
 mod queues;
+mod raw;
 mod settling;
 mod support;

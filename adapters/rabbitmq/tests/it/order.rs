@@ -28,7 +28,7 @@ async fn a_replica_stands_by_and_takes_over_in_order() {
     let mut held = take(&mut first, 4).await;
     assert_eq!(ids(&held), ["0", "1", "2", "3"]);
     let mut second = start(&config);
-    let standby = phase(&second, SourcePhase::Standby).await;
+    let standby = phase(&*second, SourcePhase::Standby).await;
     assert!(standby.reason.contains("another consumer"), "{}", standby.reason);
     held.drain(..2).for_each(|delivery| delivery.acker.ack());
     close(first).await;
@@ -37,7 +37,7 @@ async fn a_replica_stands_by_and_takes_over_in_order() {
     assert_eq!(ids(&held_by_second), ["2", "3", "4"]);
     assert_eq!(second.status().borrow().phase, SourcePhase::Ready);
     let mut third = start(&config);
-    phase(&third, SourcePhase::Standby).await;
+    phase(&*third, SourcePhase::Standby).await;
     drop(second);
     let all = take(&mut third, 8).await;
     assert_eq!(ids(&all), ["2", "3", "4", "5", "6", "7", "8", "9"], "after a crash too");
@@ -106,7 +106,7 @@ async fn a_quorum_queue_must_be_said_to_have_one_active_consumer() {
     let mut first = start(&config);
     let mut held = take(&mut first, 3).await;
     let mut second = start(&config);
-    phase(&second, SourcePhase::Ready).await;
+    phase(&*second, SourcePhase::Ready).await;
     held.remove(0).acker.ack();
     close(first).await;
     let all = take(&mut second, 9).await;

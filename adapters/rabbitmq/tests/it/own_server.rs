@@ -72,7 +72,7 @@ async fn a_consumer_timeout_is_recovered_from(server: &OwnServer) {
     let held = take(&mut source, 1).await;
     timeout(PATIENCE, held[0].fence.lost()).await.expect("the broker gives up waiting");
     let again = take(&mut source, 1).await;
-    let ready = phase(&source, SourcePhase::Ready).await;
+    let ready = phase(&*source, SourcePhase::Ready).await;
     assert_eq!(ready.reconnects, 1);
     ack(held);
     ack(again);
@@ -105,7 +105,7 @@ async fn three_restarts_lose_nothing(server: &mut OwnServer) {
         }
         status(source.status(), |status| status.phase != SourcePhase::Ready).await;
         server.restart().await;
-        phase(&source, SourcePhase::Ready).await;
+        phase(&*source, SourcePhase::Ready).await;
         let publisher = Publisher::connect(server.url()).await;
         let consumers = eventually(Duration::from_secs(30), async || {
             let consumers = publisher.count("restarted").await.1;
@@ -141,13 +141,13 @@ async fn tls_with_a_client_certificate(server: &OwnServer, files: &Path, port: u
     // Its authority is not among the system's.
     config.tls = Some(RabbitMqTls { ca_file: None, ..config.tls.expect("set above") });
     let source = start(&config);
-    let failing = phase(&source, SourcePhase::Failing).await;
+    let failing = phase(&*source, SourcePhase::Failing).await;
     assert!(failing.reason.contains("tls.ca_file"), "{}", failing.reason);
     close(source).await;
 
     config.tls = Some(RabbitMqTls { ca_file: file("none.pem"), ..RabbitMqTls::default() });
     let source = start(&config);
-    let failing = phase(&source, SourcePhase::Failing).await;
+    let failing = phase(&*source, SourcePhase::Failing).await;
     assert!(failing.reason.contains("none.pem"), "{}", failing.reason);
     close(source).await;
 }

@@ -22,7 +22,7 @@ async fn a_deleted_queue_is_noticed_and_consumed_again() {
         let queue = config.queue.as_str();
         publisher.declare(queue, kind).await;
         let mut source = start(&config);
-        phase(&source, SourcePhase::Ready).await;
+        phase(&*source, SourcePhase::Ready).await;
 
         let deleted = publisher.channel.queue_delete(queue.into(), QueueDeleteOptions::default());
         deleted.await.expect("deleted");
@@ -37,7 +37,7 @@ async fn a_deleted_queue_is_noticed_and_consumed_again() {
         publisher.publish(queue, &["m"]).await;
         let came = take(&mut source, 1).await;
         assert_eq!(ids(&came), ["m"]);
-        let ready = phase(&source, SourcePhase::Ready).await;
+        let ready = phase(&*source, SourcePhase::Ready).await;
         assert!(ready.reconnects >= 1, "a reopened channel is counted");
         ack(came);
         close(source).await;
@@ -70,7 +70,7 @@ async fn a_mismatch_is_one_clear_error() {
     let error = timeout(PATIENCE, source.next_batch(ROOM)).await.expect("in time");
     let error = error.expect_err("a permanent error").to_string();
     assert!(error.contains(&config.queue) && error.contains("other properties"), "{error}");
-    let failing = phase(&source, SourcePhase::Failing).await;
+    let failing = phase(&*source, SourcePhase::Failing).await;
     assert_eq!(failing.reason, error);
     let accepted = proxy.accepted();
     sleep(Duration::from_millis(1_500)).await;
@@ -88,7 +88,7 @@ async fn a_queue_is_declared_when_told() {
     config.declare = Some(declare);
     for _ in 0..2 {
         let source = start(&config);
-        phase(&source, SourcePhase::Ready).await;
+        phase(&*source, SourcePhase::Ready).await;
         close(source).await;
     }
     publisher.publish(&config.queue, &["m0", "m1"]).await;

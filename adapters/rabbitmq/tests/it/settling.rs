@@ -98,7 +98,7 @@ async fn close_right_behind_many_acks_loses_none() {
             publisher.publish(&config.queue, &[&format!("m{n}")]).await;
         }
         let mut source = start(&config);
-        phase(&source, SourcePhase::Ready).await;
+        phase(&*source, SourcePhase::Ready).await;
         let mut held = take(&mut source, 200).await;
         // Odd ones first: each of them is an ack of its own.
         for index in (0..held.len()).rev().filter(|index| index % 2 == 1) {

@@ -149,7 +149,7 @@ pub async fn status(
     panic!("the status stayed {:?}", status.borrow().clone());
 }
 
-pub async fn phase(source: &Box<dyn Source>, wanted: SourcePhase) -> SourceStatus {
+pub async fn phase(source: &dyn Source, wanted: SourcePhase) -> SourceStatus {
     status(source.status(), |status| status.phase == wanted).await
 }
 
