@@ -39,8 +39,9 @@ const EXIT_FAILURE: u8 = 1;
 const INBOX_ID: &str = "inbox_id";
 const HOST_NAME_BYTES_MAX: usize = 64;
 /// Kept back from the grace period for what comes after the subscriptions.
-const GRACE_MARGIN: Duration = Duration::from_secs(1);
-const STORE_CLOSE_WITHIN: Duration = Duration::from_secs(1);
+const GRACE_MARGIN: Duration = Duration::from_millis(1_500);
+/// For each of the renewals' last call and the database's connections.
+const CLOSE_WITHIN: Duration = Duration::from_millis(500);
 
 type BoxedError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -120,7 +121,7 @@ pub async fn run(config: Config) -> Result<(), AppError> {
             let ended = consume(&config, &store, &health, &metrics, &signals).await;
             health.set_draining();
             upkeep.stop().await;
-            if tokio::time::timeout(STORE_CLOSE_WITHIN, store.close()).await.is_err() {
+            if tokio::time::timeout(CLOSE_WITHIN, store.close()).await.is_err() {
                 tracing::debug!("the database's connections did not close in time");
             }
             ended
@@ -205,7 +206,9 @@ async fn consume(
     health.set_draining();
     let grace = config.shutdown_grace;
     drain(&subscriptions, grace - GRACE_MARGIN.min(grace / 10)).await;
-    hub.close().await;
+    if tokio::time::timeout(CLOSE_WITHIN, hub.close()).await.is_err() {
+        tracing::debug!("a renewal of leases was cut");
+    }
     ended
 }
 

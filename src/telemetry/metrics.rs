@@ -10,11 +10,10 @@
 //! outcome, verdict and phase exists at zero from the start, so that a rate over the first
 //! event is right. Units are base units: seconds, bytes.
 
-use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
-use inboxd_contract::{Outcome, RetryReason, SourcePhase, SourceStatus, SweepReport};
+use inboxd_contract::SweepReport;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
@@ -23,21 +22,12 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
 
+use super::subscription::SubscriptionMetrics;
+
 /// The `Content-Type` of [`Metrics::encode`].
 pub const METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All values of `verdict`, those of later issues included where the contract has them.
-const VERDICTS: [&str; 5] = ["accepted", "refused", "retry", "park", "drop"];
-
-const PHASES: [(SourcePhase, &str); 5] = [
-    (SourcePhase::Connecting, "connecting"),
-    (SourcePhase::Ready, "ready"),
-    (SourcePhase::Standby, "standby"),
-    (SourcePhase::Failing, "failing"),
-    (SourcePhase::Closed, "closed"),
-];
-
-type Labels<const N: usize> = [(&'static str, String); N];
+pub(super) type Labels<const N: usize> = [(&'static str, String); N];
 type Counters<const N: usize> = Family<Labels<N>, Counter>;
 type Gauges<const N: usize> = Family<Labels<N>, Gauge>;
 type FloatGauges<const N: usize> = Family<Labels<N>, Gauge<f64, AtomicU64>>;
@@ -45,7 +35,7 @@ type Histograms<const N: usize> = Family<Labels<N>, Histogram, Buckets>;
 
 /// Bucket bounds of a histogram family, in seconds.
 #[derive(Clone, Copy)]
-struct Buckets(&'static [f64]);
+pub(super) struct Buckets(&'static [f64]);
 
 impl MetricConstructor<Histogram> for Buckets {
     fn new_metric(&self) -> Histogram {
@@ -91,23 +81,23 @@ struct Inner {
 }
 
 #[derive(Clone)]
-struct Families {
-    deliveries: Counters<2>,
-    forwards: Counters<2>,
-    retries: Counters<2>,
-    forward_seconds: Histograms<1>,
-    in_flight: Gauges<1>,
-    in_flight_bytes: Gauges<1>,
-    held: Gauges<1>,
-    lane_waiting: Gauges<1>,
-    id_conflicts: Counters<1>,
-    panics: Counters<1>,
-    paused: Gauges<1>,
-    source_phase: Gauges<2>,
-    reconnects: Counters<1>,
-    partition_lag: Gauges<2>,
-    partition_oldest_seconds: FloatGauges<2>,
-    partition_paused: Gauges<2>,
+pub(super) struct Families {
+    pub(super) deliveries: Counters<2>,
+    pub(super) forwards: Counters<2>,
+    pub(super) retries: Counters<2>,
+    pub(super) forward_seconds: Histograms<1>,
+    pub(super) in_flight: Gauges<1>,
+    pub(super) in_flight_bytes: Gauges<1>,
+    pub(super) held: Gauges<1>,
+    pub(super) lane_waiting: Gauges<1>,
+    pub(super) id_conflicts: Counters<1>,
+    pub(super) panics: Counters<1>,
+    pub(super) paused: Gauges<1>,
+    pub(super) source_phase: Gauges<2>,
+    pub(super) reconnects: Counters<1>,
+    pub(super) partition_lag: Gauges<2>,
+    pub(super) partition_oldest_seconds: FloatGauges<2>,
+    pub(super) partition_paused: Gauges<2>,
     store_seconds: Histograms<1>,
     store_members: Counters<1>,
     store_failures: Counters<1>,
@@ -289,7 +279,7 @@ impl Metrics {
 
     /// The figures of one subscription, all of its labels created at zero.
     pub fn subscription(&self, name: &str) -> SubscriptionMetrics {
-        SubscriptionMetrics(Arc::new(Subscription::new(self.0.families.clone(), name)))
+        SubscriptionMetrics::new(self.0.families.clone(), name)
     }
 
     /// One call to the store (a [`StoreCall`] or its name): what it carried, how long it
@@ -347,173 +337,12 @@ impl Default for Metrics {
     }
 }
 
-/// The figures of one subscription. Cheap to clone: all clones are the same figures.
-#[derive(Clone)]
-pub struct SubscriptionMetrics(Arc<Subscription>);
-
-struct Subscription {
-    name: String,
-    families: Families,
-    /// By the outcome's place in its enum.
-    outcomes: Vec<Counter>,
-    /// In the order of [`VERDICTS`].
-    verdicts: [Counter; VERDICTS.len()],
-    forward_seconds: Histogram,
-    in_flight: Gauge,
-    in_flight_bytes: Gauge,
-    held: Gauge,
-    lane_waiting: Gauge,
-    id_conflicts: Counter,
-    panics: Counter,
-    paused: Gauge,
-    reconnects: Counter,
-    /// The partitions of the last status: those that are gone lose their series.
-    partitions: Mutex<HashSet<String>>,
-}
-
-impl Subscription {
-    fn new(families: Families, name: &str) -> Self {
-        let own = [("subscription", name.to_owned())];
-        let with = |label: &'static str, value: &str| {
-            [("subscription", name.to_owned()), (label, value.to_owned())]
-        };
-        for reason in RetryReason::iter() {
-            drop(families.retries.get_or_create(&with("reason", reason.into())));
-        }
-        for (_, phase) in PHASES {
-            drop(families.source_phase.get_or_create(&with("phase", phase)));
-        }
-        Self {
-            name: name.to_owned(),
-            outcomes: Outcome::iter()
-                .map(|outcome| {
-                    families.deliveries.get_or_create_owned(&with("outcome", outcome.as_str()))
-                })
-                .collect(),
-            verdicts: VERDICTS
-                .map(|verdict| families.forwards.get_or_create_owned(&with("verdict", verdict))),
-            forward_seconds: families.forward_seconds.get_or_create_owned(&own),
-            in_flight: families.in_flight.get_or_create_owned(&own),
-            in_flight_bytes: families.in_flight_bytes.get_or_create_owned(&own),
-            held: families.held.get_or_create_owned(&own),
-            lane_waiting: families.lane_waiting.get_or_create_owned(&own),
-            id_conflicts: families.id_conflicts.get_or_create_owned(&own),
-            panics: families.panics.get_or_create_owned(&own),
-            paused: families.paused.get_or_create_owned(&own),
-            reconnects: families.reconnects.get_or_create_owned(&own),
-            partitions: Mutex::default(),
-            families,
-        }
-    }
-
-    fn partition(&self, stream: &str) -> Labels<2> {
-        [("subscription", self.name.clone()), ("partition", stream.to_owned())]
-    }
-}
-
-impl SubscriptionMetrics {
-    /// What became of one delivery.
-    pub fn outcome(&self, outcome: Outcome) {
-        self.0.outcomes[outcome as usize].inc();
-    }
-
-    /// What one attempt came to: [`inboxd_contract::Verdict::as_str`].
-    pub fn verdict(&self, verdict: &'static str) {
-        match VERDICTS.iter().position(|known| *known == verdict) {
-            Some(place) => self.0.verdicts[place].inc(),
-            None => {
-                let labels =
-                    [("subscription", self.0.name.clone()), ("verdict", verdict.to_owned())];
-                self.0.families.forwards.get_or_create(&labels).inc()
-            }
-        };
-    }
-
-    /// Why an attempt is to be made again.
-    pub fn retry(&self, reason: RetryReason) {
-        let reason: &'static str = reason.into();
-        let labels = [("subscription", self.0.name.clone()), ("reason", reason.to_owned())];
-        self.0.families.retries.get_or_create(&labels).inc();
-    }
-
-    /// How long one attempt took.
-    pub fn attempt_seconds(&self, seconds: f64) {
-        self.0.forward_seconds.observe(seconds);
-    }
-
-    /// Deliveries and their bytes taken (positive) or settled (negative).
-    pub fn in_flight(&self, delta_count: i64, delta_bytes: i64) {
-        self.0.in_flight.inc_by(delta_count);
-        self.0.in_flight_bytes.inc_by(delta_bytes);
-    }
-
-    /// The number of deliveries without an id that are held now.
-    pub fn held(&self, count: i64) {
-        self.0.held.set(count);
-    }
-
-    /// The same id came with other content.
-    pub fn id_conflict(&self) {
-        self.0.id_conflicts.inc();
-    }
-
-    /// Deliveries that began (positive) or ceased (negative) to wait for their lane.
-    pub fn lane_waiting(&self, delta: i64) {
-        self.0.lane_waiting.inc_by(delta);
-    }
-
-    /// An attempt panicked.
-    pub fn panicked(&self) {
-        self.0.panics.inc();
-    }
-
-    /// Whether the subscription is paused until an operator acts.
-    pub fn paused(&self, paused: bool) {
-        self.0.paused.set(i64::from(paused));
-    }
-
-    /// The source's state as it tells it; partitions that are no longer in it disappear.
-    pub fn source_status(&self, status: &SourceStatus) {
-        let own = &self.0;
-        for (phase, label) in PHASES {
-            let labels = [("subscription", own.name.clone()), ("phase", label.to_owned())];
-            own.families.source_phase.get_or_create(&labels).set(i64::from(phase == status.phase));
-        }
-        // The source counts from its own start: only ever upwards.
-        own.reconnects.inner().fetch_max(status.reconnects, Ordering::Relaxed);
-        self.partitions(status);
-    }
-
-    fn partitions(&self, status: &SourceStatus) {
-        let own = &self.0;
-        let mut known = own.partitions.lock().unwrap_or_else(PoisonError::into_inner);
-        let now: HashSet<String> =
-            status.partitions.iter().map(|report| report.stream.to_string()).collect();
-        for gone in known.difference(&now) {
-            let labels = own.partition(gone);
-            own.families.partition_lag.remove(&labels);
-            own.families.partition_oldest_seconds.remove(&labels);
-            own.families.partition_paused.remove(&labels);
-        }
-        for report in &status.partitions {
-            let labels = own.partition(&report.stream.0);
-            if let Some(lag) = report.lag {
-                own.families.partition_lag.get_or_create(&labels).set(lag);
-            }
-            let age = report.oldest_unsettled_at.map_or(0.0, |at| at.elapsed().as_secs_f64());
-            own.families.partition_oldest_seconds.get_or_create(&labels).set(age);
-            own.families.partition_paused.get_or_create(&labels).set(i64::from(report.paused));
-        }
-        *known = now;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use inboxd_contract::{PartitionReport, StreamId};
+    use inboxd_contract::{Outcome, PartitionReport, SourcePhase, SourceStatus, StreamId};
 
     use super::*;
 

@@ -2,6 +2,8 @@
 
 mod log;
 mod metrics;
+mod subscription;
 
 pub use log::{LogError, LogFormat, LogSettings, init_log};
-pub use metrics::{METRICS_CONTENT_TYPE, Metrics, StoreCall, SubscriptionMetrics};
+pub use metrics::{METRICS_CONTENT_TYPE, Metrics, StoreCall};
+pub use subscription::SubscriptionMetrics;

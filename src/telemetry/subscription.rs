@@ -1,0 +1,189 @@
+//! The figures of one subscription, resolved once so that counting is one atomic addition.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use inboxd_contract::{Outcome, RetryReason, SourcePhase, SourceStatus};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use strum::IntoEnumIterator;
+
+use super::metrics::{Families, Labels};
+
+/// All values of `verdict`, those of later issues included where the contract has them.
+const VERDICTS: [&str; 5] = ["accepted", "refused", "retry", "park", "drop"];
+
+const PHASES: [(SourcePhase, &str); 5] = [
+    (SourcePhase::Connecting, "connecting"),
+    (SourcePhase::Ready, "ready"),
+    (SourcePhase::Standby, "standby"),
+    (SourcePhase::Failing, "failing"),
+    (SourcePhase::Closed, "closed"),
+];
+
+/// The figures of one subscription. Cheap to clone: all clones are the same figures.
+#[derive(Clone)]
+pub struct SubscriptionMetrics(Arc<Subscription>);
+
+struct Subscription {
+    name: String,
+    families: Families,
+    /// By the outcome's place in its enum.
+    outcomes: Vec<Counter>,
+    /// In the order of [`VERDICTS`].
+    verdicts: [Counter; VERDICTS.len()],
+    forward_seconds: Histogram,
+    in_flight: Gauge,
+    in_flight_bytes: Gauge,
+    held: Gauge,
+    lane_waiting: Gauge,
+    id_conflicts: Counter,
+    panics: Counter,
+    paused: Gauge,
+    reconnects: Counter,
+    /// The partitions of the last status: those that are gone lose their series.
+    partitions: Mutex<HashSet<String>>,
+}
+
+impl Subscription {
+    fn new(families: Families, name: &str) -> Self {
+        let own = [("subscription", name.to_owned())];
+        let with = |label: &'static str, value: &str| {
+            [("subscription", name.to_owned()), (label, value.to_owned())]
+        };
+        for reason in RetryReason::iter() {
+            drop(families.retries.get_or_create(&with("reason", reason.into())));
+        }
+        for (_, phase) in PHASES {
+            drop(families.source_phase.get_or_create(&with("phase", phase)));
+        }
+        Self {
+            name: name.to_owned(),
+            outcomes: Outcome::iter()
+                .map(|outcome| {
+                    families.deliveries.get_or_create_owned(&with("outcome", outcome.as_str()))
+                })
+                .collect(),
+            verdicts: VERDICTS
+                .map(|verdict| families.forwards.get_or_create_owned(&with("verdict", verdict))),
+            forward_seconds: families.forward_seconds.get_or_create_owned(&own),
+            in_flight: families.in_flight.get_or_create_owned(&own),
+            in_flight_bytes: families.in_flight_bytes.get_or_create_owned(&own),
+            held: families.held.get_or_create_owned(&own),
+            lane_waiting: families.lane_waiting.get_or_create_owned(&own),
+            id_conflicts: families.id_conflicts.get_or_create_owned(&own),
+            panics: families.panics.get_or_create_owned(&own),
+            paused: families.paused.get_or_create_owned(&own),
+            reconnects: families.reconnects.get_or_create_owned(&own),
+            partitions: Mutex::default(),
+            families,
+        }
+    }
+
+    fn partition(&self, stream: &str) -> Labels<2> {
+        [("subscription", self.name.clone()), ("partition", stream.to_owned())]
+    }
+}
+
+impl SubscriptionMetrics {
+    pub(super) fn new(families: Families, name: &str) -> Self {
+        Self(Arc::new(Subscription::new(families, name)))
+    }
+
+    /// What became of one delivery.
+    pub fn outcome(&self, outcome: Outcome) {
+        self.0.outcomes[outcome as usize].inc();
+    }
+
+    /// What one attempt came to: [`inboxd_contract::Verdict::as_str`].
+    pub fn verdict(&self, verdict: &'static str) {
+        match VERDICTS.iter().position(|known| *known == verdict) {
+            Some(place) => self.0.verdicts[place].inc(),
+            None => {
+                let labels =
+                    [("subscription", self.0.name.clone()), ("verdict", verdict.to_owned())];
+                self.0.families.forwards.get_or_create(&labels).inc()
+            }
+        };
+    }
+
+    /// Why an attempt is to be made again.
+    pub fn retry(&self, reason: RetryReason) {
+        let reason: &'static str = reason.into();
+        let labels = [("subscription", self.0.name.clone()), ("reason", reason.to_owned())];
+        self.0.families.retries.get_or_create(&labels).inc();
+    }
+
+    /// How long one attempt took.
+    pub fn attempt_seconds(&self, seconds: f64) {
+        self.0.forward_seconds.observe(seconds);
+    }
+
+    /// Deliveries and their bytes taken (positive) or settled (negative).
+    pub fn in_flight(&self, delta_count: i64, delta_bytes: i64) {
+        self.0.in_flight.inc_by(delta_count);
+        self.0.in_flight_bytes.inc_by(delta_bytes);
+    }
+
+    /// The number of deliveries without an id that are held now.
+    pub fn held(&self, count: i64) {
+        self.0.held.set(count);
+    }
+
+    /// The same id came with other content.
+    pub fn id_conflict(&self) {
+        self.0.id_conflicts.inc();
+    }
+
+    /// Deliveries that began (positive) or ceased (negative) to wait for their lane.
+    pub fn lane_waiting(&self, delta: i64) {
+        self.0.lane_waiting.inc_by(delta);
+    }
+
+    /// An attempt panicked.
+    pub fn panicked(&self) {
+        self.0.panics.inc();
+    }
+
+    /// Whether the subscription is paused until an operator acts.
+    pub fn paused(&self, paused: bool) {
+        self.0.paused.set(i64::from(paused));
+    }
+
+    /// The source's state as it tells it; partitions that are no longer in it disappear.
+    pub fn source_status(&self, status: &SourceStatus) {
+        let own = &self.0;
+        for (phase, label) in PHASES {
+            let labels = [("subscription", own.name.clone()), ("phase", label.to_owned())];
+            own.families.source_phase.get_or_create(&labels).set(i64::from(phase == status.phase));
+        }
+        // The source counts from its own start: only ever upwards.
+        own.reconnects.inner().fetch_max(status.reconnects, Ordering::Relaxed);
+        self.partitions(status);
+    }
+
+    fn partitions(&self, status: &SourceStatus) {
+        let own = &self.0;
+        let mut known = own.partitions.lock().unwrap_or_else(PoisonError::into_inner);
+        let now: HashSet<String> =
+            status.partitions.iter().map(|report| report.stream.to_string()).collect();
+        for gone in known.difference(&now) {
+            let labels = own.partition(gone);
+            own.families.partition_lag.remove(&labels);
+            own.families.partition_oldest_seconds.remove(&labels);
+            own.families.partition_paused.remove(&labels);
+        }
+        for report in &status.partitions {
+            let labels = own.partition(&report.stream.0);
+            if let Some(lag) = report.lag {
+                own.families.partition_lag.get_or_create(&labels).set(lag);
+            }
+            let age = report.oldest_unsettled_at.map_or(0.0, |at| at.elapsed().as_secs_f64());
+            own.families.partition_oldest_seconds.get_or_create(&labels).set(age);
+            own.families.partition_paused.get_or_create(&labels).set(i64::from(report.paused));
+        }
+        *known = now;
+    }
+}
