@@ -53,6 +53,13 @@ pub(crate) struct Link {
     socket: Socket,
 }
 
+impl Link {
+    /// Ends the connection as a crash would.
+    pub(crate) fn cut(&self) {
+        self.socket.cut();
+    }
+}
+
 impl Drop for Link {
     fn drop(&mut self) {
         self.socket.cut();

@@ -20,7 +20,7 @@ use lapin::options::{
     QueueDeclareOptions,
 };
 use lapin::types::FieldTable;
-use lapin::{Channel, Consumer, Error};
+use lapin::{Channel, Consumer, Error, Queue};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use uuid::Uuid;
@@ -58,12 +58,7 @@ pub(crate) enum Wish {
 #[derive(Debug)]
 pub(crate) enum Ended {
     /// On purpose; an error if the broker did not answer in time.
-    Closed {
-        /// What the source answers.
-        answer: Result<(), SourceError>,
-        /// When it must have left; `None`: nobody waits.
-        by: Option<Instant>,
-    },
+    Closed(Result<(), SourceError>),
     /// Not on purpose.
     Trouble(Trouble),
 }
@@ -103,13 +98,14 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Opens a channel and consumes from the queue.
+    /// Opens a channel and consumes from the queue. What is found out of its kind is noted in `kind`.
     pub(crate) async fn open(
         config: &Arc<RabbitMqConfig>,
         buffer: &Arc<Buffer>,
         link: &Link,
+        kind: &mut Option<QueueKind>,
     ) -> Result<Self, Trouble> {
-        match timeout(ANSWER, Self::try_open(config, buffer, link)).await {
+        match timeout(ANSWER, Self::try_open(config, buffer, link, kind)).await {
             Ok(opened) => opened,
             Err(_) => Err(Trouble::passing(
                 Remedy::Reconnect,
@@ -125,18 +121,24 @@ impl Session {
         config: &Arc<RabbitMqConfig>,
         buffer: &Arc<Buffer>,
         link: &Link,
+        kind: &mut Option<QueueKind>,
     ) -> Result<Self, Trouble> {
         let trouble = |error: Error| Trouble::opening(&error, config, STANDBY);
         let channel = link.connection.create_channel().await.map_err(trouble)?;
-        declare(&channel, config).await.map_err(trouble)?;
-        let kind = kind(config, link).await?;
+        let consumers = declare(&channel, config).await.map_err(trouble)?.consumer_count();
+        if kind.is_none() {
+            *kind = find_kind(config, link).await?;
+        }
+        let exclusive = config.ordered && !config.single_active_consumer;
+        if exclusive && consumers > 0 {
+            // It would be refused, and the broker's log would fill with refusals.
+            let _ = timeout(ANSWER, channel.close(200, "standing by".into())).await;
+            return Err(Trouble::standby(config, STANDBY));
+        }
         // `global` is refused by new brokers and by quorum queues; per consumer it bounds the same.
         let qos = BasicQosOptions { global: false };
         channel.basic_qos(config.prefetch, qos).await.map_err(trouble)?;
-        let options = BasicConsumeOptions {
-            exclusive: config.ordered && !config.single_active_consumer,
-            ..BasicConsumeOptions::default()
-        };
+        let options = BasicConsumeOptions { exclusive, ..BasicConsumeOptions::default() };
         let tag = format!("{}-{}", config.consumer_tag_prefix, Uuid::new_v4().simple());
         let consumer = channel
             .basic_consume(config.queue.as_str().into(), tag.into(), options, FieldTable::default())
@@ -152,7 +154,7 @@ impl Session {
             channel,
             aside: link.aside.clone(),
             consumer: Some(consumer),
-            kind,
+            kind: *kind,
             fence: Fenced(FenceHandle::open()),
             tracker: AckTracker::default(),
             bucket: TokenBucket::new(config.releases_per_second, Instant::now()),
@@ -187,11 +189,9 @@ impl Session {
                         }
                         let _ = done.send(());
                     }
-                    Some(Wish::Close(by)) => {
-                        return Ended::Closed { answer: self.close(by).await, by: Some(by) };
-                    }
+                    Some(Wish::Close(by)) => return Ended::Closed(self.close(by).await),
                     // The source is gone; so is whoever could settle.
-                    None => return Ended::Closed { answer: Ok(()), by: None },
+                    None => return Ended::Closed(Ok(())),
                 },
                 _ = self.settled.recv_many(&mut settled, TURN) => {
                     for (tag, settlement) in settled.drain(..) {
@@ -294,14 +294,12 @@ impl Session {
 
     /// The broker ended the consumer: the queue was deleted, or its leader moved.
     fn cancelled(&self) -> Trouble {
-        Trouble::failing(
-            Remedy::Reopen(Duration::from_millis(200)),
-            format!(
-                "RabbitMQ cancelled the consumer of queue '{}': the queue was deleted or has moved; \
-                 consuming again once it is there",
-                self.queue
-            ),
-        )
+        let reason = format!(
+            "RabbitMQ cancelled the consumer of queue '{}': the queue was deleted or has moved; \
+             consuming again once it is there",
+            self.queue
+        );
+        Trouble::failing(Remedy::Reopen(Duration::from_millis(200)), reason).queue_is_gone()
     }
 
     /// Unordered: cancels, and gives back what was not handed over. Ordered: only stops.
@@ -403,7 +401,7 @@ impl Settle for HandOver {
     }
 }
 
-async fn declare(channel: &Channel, config: &RabbitMqConfig) -> Result<(), Error> {
+async fn declare(channel: &Channel, config: &RabbitMqConfig) -> Result<Queue, Error> {
     let (options, arguments) = match &config.declare {
         None => {
             let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
@@ -414,11 +412,11 @@ async fn declare(channel: &Channel, config: &RabbitMqConfig) -> Result<(), Error
             (QueueDeclareOptions { durable, ..QueueDeclareOptions::default() }, declare.table())
         }
     };
-    channel.queue_declare(config.queue.as_str().into(), options, arguments).await.map(|_| ())
+    channel.queue_declare(config.queue.as_str().into(), options, arguments).await
 }
 
 /// The queue's kind, where something depends on it.
-async fn kind(config: &RabbitMqConfig, link: &Link) -> Result<Option<QueueKind>, Trouble> {
+async fn find_kind(config: &RabbitMqConfig, link: &Link) -> Result<Option<QueueKind>, Trouble> {
     if let Some(kind) = config.known_kind() {
         return Ok(Some(kind));
     }

@@ -11,11 +11,11 @@ use std::time::Duration;
 use inboxd_contract::{SourceError, SourcePhase, SourceStatus};
 use rand::Rng as _;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout_at};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::buffer::Buffer;
-use crate::config::RabbitMqConfig;
+use crate::config::{QueueKind, RabbitMqConfig};
 use crate::link::{self, Link, Socket};
 use crate::session::{Ended, Session, Wish};
 use crate::trouble::{Remedy, Trouble};
@@ -28,6 +28,8 @@ const BACKOFF_CAP: Duration = Duration::from_secs(5);
 const GOOD_LIFE: Duration = Duration::from_secs(10);
 /// From here on a wait that is asked for is kept to, without backoff.
 const EVEN_PACE: Duration = Duration::from_secs(1);
+/// The bound on taking leave of a connection.
+const POLITE: Duration = Duration::from_secs(1);
 /// Between attempts while the same frame cannot be decoded.
 const UNDECODABLE_WAIT: Duration = Duration::from_secs(30);
 /// So many in a row are no accident.
@@ -76,6 +78,7 @@ pub(crate) async fn run(supervisor: Supervisor) {
         opened: 0,
         failures: 0,
         undecodable: 0,
+        kind: None,
     };
     let mut ticks = interval(TURN);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -109,6 +112,8 @@ struct Life {
     failures: u32,
     /// Sessions in a row that ended by a frame that could not be decoded.
     undecodable: u32,
+    /// The queue's kind, once found out.
+    kind: Option<QueueKind>,
 }
 
 /// The source is to close: what to answer.
@@ -138,28 +143,50 @@ impl Life {
         }
     }
 
-    /// One channel after the other, until the connection is of no more use.
+    /// Uses a connection until it is of no more use, then takes its leave.
     async fn use_link(&mut self, link: Link) -> Result<Trouble, Leave> {
-        loop {
+        let ended = self.use_channels(&link).await;
+        if link.connection.status().connected() {
+            // So that the broker logs no lost connection; nothing hangs on it.
+            let _ = timeout(POLITE, link.connection.close(200, "leaving".into())).await;
+        }
+        ended
+    }
+
+    /// One channel after the other.
+    async fn use_channels(&mut self, link: &Link) -> Result<Trouble, Leave> {
+        while self.taking {
             let (config, buffer) = (Arc::clone(&self.config), Arc::clone(&self.shared.buffer));
-            let opening = Session::open(&config, &buffer, &link);
-            let trouble = match self.unless_closed(opening).await? {
+            let mut kind = self.kind;
+            let opened =
+                self.unless_closed(Session::open(&config, &buffer, link, &mut kind)).await?;
+            self.kind = kind;
+            let trouble = match opened {
                 Err(trouble) => trouble,
-                Ok(session) => self.use_session(session, &link).await?,
+                Ok(session) if self.taking => self.use_session(session).await?,
+                Ok(session) => {
+                    // Asked to stop in between: as if it had never been. Not by a cancel, which
+                    // is what dropping the session would send.
+                    link.cut();
+                    drop(session);
+                    break;
+                }
             };
+            if trouble.queue_is_gone {
+                self.kind = None;
+            }
             match trouble.remedy {
-                Remedy::Reopen(_) if self.taking && link.connection.status().connected() => {
+                Remedy::Reopen(_) if link.connection.status().connected() => {
                     self.pause(trouble).await?;
                 }
                 _ => return Ok(trouble),
             }
-            if !self.taking {
-                return Err(self.wait_for_close().await);
-            }
         }
+        // Nothing of before can be settled any more, and nothing new is wanted.
+        Err(self.wait_for_close().await)
     }
 
-    async fn use_session(&mut self, session: Session, link: &Link) -> Result<Trouble, Leave> {
+    async fn use_session(&mut self, session: Session) -> Result<Trouble, Leave> {
         let began = Instant::now();
         self.opened += 1;
         self.ready();
@@ -170,14 +197,7 @@ impl Life {
             self.undecodable = 0;
         }
         match ended {
-            Ended::Closed { answer, by } => {
-                if let Some(by) = by {
-                    // Politely, so that the broker logs no lost connection; nothing hangs on it.
-                    let close = link.connection.close(200, "closing".into());
-                    let _ = timeout_at(by, close).await;
-                }
-                Err(answer)
-            }
+            Ended::Closed(answer) => Err(answer),
             Ended::Trouble(trouble) => Ok(trouble),
         }
     }

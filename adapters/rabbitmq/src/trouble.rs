@@ -1,7 +1,7 @@
 //! What went wrong, in words an operator can act on.
 //!
-//! The broker's reply *codes* decide; its texts are shown, and read in one place only: to tell an
-//! exclusive consumer of another replica from a missing right, which share a code.
+//! The broker's reply *codes* decide; its texts are shown, and read in one place only: to tell a queue
+//! that cannot be had alone from a missing right, which share a code.
 
 use std::fmt;
 use std::io;
@@ -40,6 +40,8 @@ pub(crate) struct Trouble {
     pub(crate) remedy: Remedy,
     /// A frame could not be decoded.
     pub(crate) undecodable: bool,
+    /// The queue is not there: when it is again, it may be another.
+    pub(crate) queue_is_gone: bool,
 }
 
 impl fmt::Display for Trouble {
@@ -52,12 +54,24 @@ impl Trouble {
     /// The source mends it by itself.
     pub(crate) fn passing(remedy: Remedy, reason: impl Into<String>) -> Self {
         let reason = reason.into();
-        Self { phase: SourcePhase::Connecting, reason, remedy, undecodable: false }
+        Self {
+            phase: SourcePhase::Connecting,
+            reason,
+            remedy,
+            undecodable: false,
+            queue_is_gone: false,
+        }
     }
 
     /// An operator must know; the source goes on trying.
     pub(crate) fn failing(remedy: Remedy, reason: impl Into<String>) -> Self {
         Self { phase: SourcePhase::Failing, ..Self::passing(remedy, reason) }
+    }
+
+    /// The same, and the queue is not there.
+    pub(crate) fn queue_is_gone(mut self) -> Self {
+        self.queue_is_gone = true;
+        self
     }
 
     /// The source cannot go on.
@@ -102,6 +116,15 @@ impl Trouble {
         }
     }
 
+    /// Another consumer has the queue.
+    pub(crate) fn standby(config: &RabbitMqConfig, wait: Duration) -> Self {
+        let queue = &config.queue;
+        let reason = format!(
+            "another consumer has queue '{queue}'; ready to take over, looking again every {wait:?}"
+        );
+        Self { phase: SourcePhase::Standby, ..Self::passing(Remedy::Reopen(wait), reason) }
+    }
+
     /// A channel could not be opened, or the queue not consumed.
     pub(crate) fn opening(error: &Error, config: &RabbitMqConfig, standby: Duration) -> Self {
         let (queue, vhost, user) = (&config.queue, &config.vhost, &config.user);
@@ -116,17 +139,17 @@ impl Trouble {
                     "queue '{queue}' does not exist in vhost '{vhost}': create it, or let the source \
                      declare it; looking again every second ({text})"
                 ),
+            )
+            .queue_is_gone(),
+            // Nobody had it a moment ago: another came first, or no consumer may have it alone.
+            ACCESS_REFUSED if text.contains("in exclusive use") => Self::failing(
+                later,
+                format!(
+                    "queue '{queue}' cannot be had alone: if it was declared with \
+                     x-single-active-consumer, say single_active_consumer = true; if another \
+                     consumer was quicker, this one stands by ({text})"
+                ),
             ),
-            ACCESS_REFUSED if text.contains("exclusive") => Self {
-                phase: SourcePhase::Standby,
-                ..Self::passing(
-                    later,
-                    format!(
-                        "another consumer has queue '{queue}' for itself; ready to take over, \
-                         trying again every {standby:?}"
-                    ),
-                )
-            },
             ACCESS_REFUSED => Self::failing(
                 later,
                 format!(

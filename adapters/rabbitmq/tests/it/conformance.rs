@@ -5,9 +5,9 @@ use inboxd_conformance::net::Proxy;
 use inboxd_conformance::source::{Abilities, SourceHarness, SourcePlace, TestMessage, run};
 use inboxd_contract::Source;
 use inboxd_rabbitmq::{QueueKind, RabbitMqConfig};
-use lapin::BasicProperties;
-use lapin::types::{AMQPValue, FieldTable};
+use tokio::sync::Mutex;
 
+use crate::raw::{HEADERS, MESSAGE_ID, RawPublisher, long, short};
 use crate::support::{Publisher, behind_proxy, shared, start};
 
 struct RabbitMq {
@@ -17,7 +17,7 @@ struct RabbitMq {
 }
 
 struct Place {
-    publisher: Publisher,
+    publisher: Mutex<RawPublisher>,
     proxy: Proxy,
     config: RabbitMqConfig,
 }
@@ -33,9 +33,9 @@ impl SourceHarness for RabbitMq {
             streams_max: 1,
             tombstones: false,
             keys: false,
-            repeated_headers: false,
+            repeated_headers: true,
             null_header_values: true,
-            binary_header_names: false,
+            binary_header_names: true,
             release_returns_here: true,
             // An ordered release opens a new channel, and acks of that moment are lost with the old.
             settles_singly: !self.ordered,
@@ -47,10 +47,12 @@ impl SourceHarness for RabbitMq {
 
     async fn fresh(&self, _: usize) -> Box<dyn SourcePlace> {
         let publisher = Publisher::shared().await;
-        let (proxy, mut config) = behind_proxy(&shared()).await;
+        let direct = shared();
+        let (proxy, mut config) = behind_proxy(&direct).await;
         publisher.declare(&config.queue, self.kind).await;
         config.ordered = self.ordered;
         config.prefetch = 20;
+        let publisher = Mutex::new(RawPublisher::connect(&direct).await);
         Box::new(Place { publisher, proxy, config })
     }
 }
@@ -58,21 +60,20 @@ impl SourceHarness for RabbitMq {
 #[async_trait]
 impl SourcePlace for Place {
     async fn publish(&self, _: usize, messages: &[TestMessage]) {
+        let mut publisher = self.publisher.lock().await;
         for message in messages {
-            let mut headers = FieldTable::default();
+            let mut table = Vec::new();
             for (name, value) in &message.headers {
-                let name = std::str::from_utf8(name).expect("names are text here");
-                let value = match value {
-                    Some(value) => AMQPValue::LongString(value.to_vec().into()),
-                    None => AMQPValue::Void,
-                };
-                headers.insert(name.into(), value);
+                table.extend(short(name));
+                match value {
+                    Some(value) => table.extend([b"S".to_vec(), long(value)].concat()),
+                    None => table.push(b'V'),
+                }
             }
-            let properties = BasicProperties::default()
-                .with_message_id(message.id.as_str().into())
-                .with_headers(headers);
+            let properties = [long(&table), short(message.id.as_bytes())].concat();
             let body = message.body.as_deref().expect("no tombstones here");
-            self.publisher.publish_with(&self.config.queue, body, properties).await;
+            let queue = (&b""[..], self.config.queue.as_bytes());
+            publisher.publish(queue, HEADERS | MESSAGE_ID, &properties, body).await;
         }
     }
 

@@ -114,3 +114,19 @@ async fn a_quorum_queue_must_be_said_to_have_one_active_consumer() {
     ack(all);
     close(second).await;
 }
+
+/// A single-active-consumer queue cannot be had alone: what to say is said.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_classic_queue_with_one_active_consumer_must_be_said_to_be_one() {
+    let (publisher, mut config) = (Publisher::shared().await, ordered());
+    let arguments = [("x-single-active-consumer", AMQPValue::Boolean(true))];
+    publisher.declare_with(&config.queue, QueueKind::Classic, &arguments).await;
+    let source = start(&config);
+    let failing = phase(&*source, SourcePhase::Failing).await;
+    assert!(failing.reason.contains("single_active_consumer = true"), "{}", failing.reason);
+    close(source).await;
+    config.single_active_consumer = true;
+    let source = start(&config);
+    phase(&*source, SourcePhase::Ready).await;
+    close(source).await;
+}

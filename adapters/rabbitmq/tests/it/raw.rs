@@ -11,6 +11,9 @@ pub const HEADERS: u16 = 1 << 13;
 pub const MESSAGE_ID: u16 = 1 << 7;
 pub const TYPE: u16 = 1 << 5;
 
+/// Less than the frame size that is agreed on.
+const BODY_BYTES_MAX: usize = 100_000;
+
 pub struct RawPublisher(TcpStream);
 
 /// A short string.
@@ -64,7 +67,9 @@ impl RawPublisher {
         let size = u64::try_from(body.len()).expect("a size").to_be_bytes();
         let header = [&[0, 60, 0, 0][..], &size, &flags.to_be_bytes(), properties].concat();
         self.frame(2, 1, &header).await;
-        self.frame(3, 1, body).await;
+        for chunk in body.chunks(BODY_BYTES_MAX) {
+            self.frame(3, 1, chunk).await;
+        }
         self.expect(&[0, 60, 0, 80]).await;
     }
 
