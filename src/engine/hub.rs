@@ -331,15 +331,12 @@ async fn bounded<I, O>(
     }
 }
 
-fn batcher<I: Send + 'static, O: Send + 'static>(
+fn batcher<I: Send + Sync + 'static, O: Send + 'static>(
     context: &Arc<Context>,
     call: StoreCall,
     members_max: usize,
     op: Op<I, O>,
-) -> Batcher<I, O>
-where
-    I: Sync,
-{
+) -> Batcher<I, O> {
     let context = context.clone();
     Batcher::start(members_max, move |members: Vec<I>| {
         let context = context.clone();

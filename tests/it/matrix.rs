@@ -37,6 +37,11 @@ fn messages(random: &mut SmallRng) -> Vec<Message> {
         .collect()
 }
 
+/// In this life of the sidecar.
+async fn duplicates_seen(sidecar: &Sidecar) -> u64 {
+    sidecar.outcomes("duplicate").await + sidecar.outcomes("duplicate_in_flight").await
+}
+
 async fn run(broker_kind: BrokerKind, database_kind: DatabaseKind) {
     let seed = rand::random();
     println!("seed {seed}");
@@ -70,6 +75,7 @@ async fn run(broker_kind: BrokerKind, database_kind: DatabaseKind) {
     })
     .await;
     let victim = random.random_range(0..replicas);
+    let mut duplicates = duplicates_seen(&sidecars[victim]).await;
     sidecars[victim].kill().await;
     let rows = database.rows(&group).await;
     let in_flight: BTreeSet<_> = app
@@ -91,10 +97,8 @@ async fn run(broker_kind: BrokerKind, database_kind: DatabaseKind) {
         ensure(rows == DISTINCT, format!("{rows} rows"))
     })
     .await;
-    let mut duplicates = 0;
     for sidecar in &mut sidecars {
-        duplicates +=
-            sidecar.outcomes("duplicate").await + sidecar.outcomes("duplicate_in_flight").await;
+        duplicates += duplicates_seen(sidecar).await;
         let status = sidecar.stop().await;
         assert!(status.success(), "{status}:\n{}", sidecar.log());
     }

@@ -140,7 +140,8 @@ fn numbers_in_json_are_ids_as_written() {
 #[test]
 fn a_hashed_fact_needs_every_part_and_folds_bodies() {
     let fact = Extractor::Hash(vec!["/order".into(), "/line".into()]);
-    let of = |body: &[u8]| identify(&settings(&[fact.clone()]), &rabbitmq(body, &[]));
+    let by_fact = settings(&[fact]);
+    let of = |body: &[u8]| identify(&by_fact, &rabbitmq(body, &[]));
     let one = of(br#"{"order": 1, "line": 23, "sent": "now"}"#);
     assert_eq!(one, of(br#"{"sent": "later", "line": 23, "order": 1}"#));
     assert_ne!(one.message_id, of(br#"{"order": 12, "line": 3}"#).message_id);
