@@ -70,8 +70,11 @@ impl Stage {
         let ledger = Ledger::new();
         let application = Application::start(plan.clone(), ledger.clone(), seed).await?;
         let broker = Broker::start()?;
+        // Said outright: the default would ask the broker what makes a position an identity, and
+        // this one does not answer.
         let source = format!(
-            "kafka://{}/{TOPIC}?group={GROUP}&properties.session.timeout.ms={SESSION_TIMEOUT_MS}\
+            "kafka://{}/{TOPIC}?group={GROUP}&message_id=header:message-id\
+             &properties.session.timeout.ms={SESSION_TIMEOUT_MS}\
              &properties.heartbeat.interval.ms={}",
             broker.address(),
             SESSION_TIMEOUT_MS / 6,
