@@ -35,7 +35,8 @@ pub(super) struct Judgement {
     pub(super) published: u64,
     /// Different ids among them.
     pub(super) distinct: u64,
-    /// Deliveries that were not forwarded, by the sidecar's counters.
+    /// Deliveries that were not forwarded, by the sidecar's counters; the first life's were
+    /// read a moment before the kill, so that a few may be missing.
     pub(super) suppressed: u64,
     /// Second copies that came much later and never reached the application.
     pub(super) suppressed_republished: u64,
@@ -136,7 +137,9 @@ impl Judgement {
             *kind += u64::from(origins.len() == 1);
         }
         let copies = self.suppressed_concurrent + self.suppressed_republished;
-        self.suppressed_redelivered = self.suppressed.saturating_sub(copies);
+        // The ledger knows of these whatever the moment missed.
+        self.suppressed = self.suppressed.max(copies);
+        self.suppressed_redelivered = self.suppressed - copies;
     }
 
     fn judge_keys(&mut self, posts: &Posts) {
