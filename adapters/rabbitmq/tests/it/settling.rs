@@ -2,13 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use inboxd_conformance::{ensure, eventually};
 use inboxd_contract::{Room, SourcePhase};
 use inboxd_rabbitmq::QueueKind;
 use tokio::time::timeout;
 
 use crate::support::{
-    PATIENCE, Publisher, ack, behind_proxy, close, ids, phase, shared, start, status, take,
+    PATIENCE, Publisher, ack, behind_proxy, close, counts, ids, phase, shared, start, status, take,
 };
 
 /// R11: never more than the prefetch is unacked, before and after a reconnect, handed over or
@@ -27,13 +26,13 @@ async fn no_more_than_the_prefetch_is_unacked() {
         let held = take(&mut source, 5).await;
         assert_eq!(held.len(), 5);
         // One acked, one more comes: never a sixth.
-        let (ready, consumers) = publisher.count(&config.queue).await;
-        assert_eq!((ready, consumers), (40 - round - 5, 1), "round {round}");
+        // (The broker may take a moment to see that the old connection is gone.)
+        counts(&publisher, &config.queue, (40 - round - 5, 1)).await;
         let more = source.next_batch(Room { deliveries: 10, bytes: 1 << 20 });
         assert!(timeout(Duration::from_millis(300), more).await.is_err(), "a sixth came");
         ack(held.into_iter().take(1).collect());
         let next = take(&mut source, 1).await;
-        assert_eq!(publisher.count(&config.queue).await.0, 40 - round - 6);
+        counts(&publisher, &config.queue, (40 - round - 6, 1)).await;
         proxy.sever();
         timeout(PATIENCE, next[0].fence.lost()).await.expect("lost with the connection");
     }
@@ -54,8 +53,8 @@ async fn a_half_open_connection_is_noticed() {
     let began = Instant::now();
     status(source.status(), |status| status.phase != SourcePhase::Ready).await;
     let noticed = began.elapsed();
-    // Two and a half heartbeats, and a second for a busy machine.
-    assert!(noticed < Duration::from_secs(6), "noticed after {noticed:?}");
+    // Two and a half heartbeats, and two seconds for a busy machine.
+    assert!(noticed < Duration::from_secs(7), "noticed after {noticed:?}");
     timeout(PATIENCE, held[0].fence.lost()).await.expect("the fence goes with it");
     proxy.cut();
     proxy.heal();
@@ -83,7 +82,7 @@ async fn releases_are_bounded_in_rate() {
     assert!(began.elapsed() > Duration::from_millis(1_200), "{:?}", began.elapsed());
     ack(take(&mut source, 1).await);
     close(source).await;
-    assert_eq!(publisher.count(&config.queue).await.0, 0);
+    counts(&publisher, &config.queue, (0, 0)).await;
 }
 
 /// A hundred acks under way when the source closes: all are answered, on both kinds.
@@ -113,11 +112,7 @@ async fn close_right_behind_many_acks_loses_none() {
         assert_eq!(ids(&take(&mut source, 1).await), ["end"], "{kind:?}");
         close(source).await;
         if kind == QueueKind::Classic {
-            eventually(PATIENCE, async || {
-                let ready = publisher.count(queue).await.0;
-                ensure(ready == 1, ready)
-            })
-            .await;
+            counts(&publisher, queue, (1, 0)).await;
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use inboxd_conformance::net::Proxy;
-use inboxd_conformance::servers;
+use inboxd_conformance::{ensure, eventually, servers};
 use inboxd_contract::{Delivery, Room, Source, SourcePhase, SourceStatus};
 use inboxd_rabbitmq::{QueueKind, RabbitMqConfig, RabbitMqSource};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
@@ -103,6 +103,15 @@ impl Publisher {
         let counted = counted.await.expect("the queue is there");
         (counted.message_count(), counted.consumer_count())
     }
+}
+
+/// Waits until so many messages are ready and so many consumers there.
+pub async fn counts(publisher: &Publisher, queue: &str, expected: (u32, u32)) {
+    eventually(PATIENCE, async || {
+        let counted = publisher.count(queue).await;
+        ensure(counted == expected, format!("{counted:?} instead of {expected:?}"))
+    })
+    .await;
 }
 
 pub fn start(config: &RabbitMqConfig) -> Box<dyn Source> {
