@@ -211,7 +211,7 @@ async fn everything_arrives_after_the_database_server_was_killed() {
     broker.publish((0..20).map(|n| Message::id(format!("m{n}")))).await;
     eventually(PATIENCE, async || ensure(app.ledger().accepted_total() >= 5, sidecar.log())).await;
     server.kill().await;
-    sidecar.readiness(503, "database").await;
+    sidecar.not_ready("database").await;
     server.restart().await;
     everything_arrives("killed", &app, &broker, &database, sidecar).await;
 }

@@ -3,6 +3,7 @@
 mod engine;
 mod support;
 
+mod database;
 mod demo;
 mod duplicates;
 mod identity;

@@ -21,6 +21,7 @@ pub struct Sidecar {
     admin: ReservedPort,
     lives: usize,
     client: reqwest::Client,
+    arguments: Vec<String>,
     environment: Vec<(String, String)>,
 }
 
@@ -32,26 +33,42 @@ impl Sidecar {
 
     /// As [`Sidecar::start`], with variables in its environment.
     pub fn start_with(config: &str, environment: &[(&str, &str)]) -> Self {
+        Self::start_at(Some(config), &["--config", "inboxd.toml"], environment)
+    }
+
+    /// Starts with these flags of `inboxd run` alone, to which `--admin` is added.
+    pub fn start_flags(flags: &[&str]) -> Self {
+        Self::start_at(None, flags, &[])
+    }
+
+    fn start_at(config: Option<&str>, flags: &[&str], environment: &[(&str, &str)]) -> Self {
         inboxd_http::install_crypto_provider();
         let dir = tempfile::tempdir().expect("a temporary directory");
         let admin = ReservedPort::new().expect("a free port");
-        let admin_table = format!("\n[admin]\nlisten = \"{}\"\n", admin.addr());
-        std::fs::write(dir.path().join("inboxd.toml"), format!("{config}{admin_table}"))
-            .expect("the configuration is written");
+        let address = admin.addr().to_string();
+        let mut arguments: Vec<_> =
+            ["run"].iter().chain(flags).map(|word| (*word).to_owned()).collect();
+        if let Some(config) = config {
+            let whole = format!("{config}\n[admin]\nlisten = \"{address}\"\n");
+            std::fs::write(dir.path().join("inboxd.toml"), whole)
+                .expect("the configuration is written");
+        } else {
+            arguments.extend(["--admin".to_owned(), address]);
+        }
         let environment: Vec<_> =
             environment.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        let child = spawn(&dir, 0, &environment);
+        let child = spawn(&dir, 0, &arguments, &environment);
         let client = reqwest::Client::builder()
             .no_proxy()
             .timeout(Duration::from_secs(5))
             .build()
             .expect("an HTTP client");
-        Self { child, dir, admin, lives: 1, client, environment }
+        Self { child, dir, admin, lives: 1, client, arguments, environment }
     }
 
     /// Starts again with the same configuration after it has ended.
     pub fn start_again(&mut self) {
-        self.child = spawn(&self.dir, self.lives, &self.environment);
+        self.child = spawn(&self.dir, self.lives, &self.arguments, &self.environment);
         self.lives += 1;
     }
 
@@ -64,6 +81,15 @@ impl Sidecar {
     pub fn pid(&self) -> Pid {
         let id = self.child.id().expect("the sidecar was not waited for");
         Pid::from_raw(i32::try_from(id).expect("a process id"))
+    }
+
+    /// The most memory that it has had resident, in MiB.
+    pub fn resident_peak_mib(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.pid());
+        let status = std::fs::read_to_string(path).expect("the sidecar's process exists");
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let words = peak.and_then(|line| line.split_whitespace().next());
+        words.and_then(|kib| kib.parse::<u64>().ok()).expect("VmHWM in KiB") / 1024
     }
 
     /// Sends a signal.
@@ -120,6 +146,11 @@ impl Sidecar {
         .await;
     }
 
+    /// Waits until `/readyz` says that this dependency, such as `database`, is not ready.
+    pub async fn not_ready(&self, dependency: &str) {
+        self.readiness(503, &format!("\"{dependency}\":{{\"ready\":false")).await;
+    }
+
     /// The sum of all series of a metric whose labels contain each of `labels` (`name="value"`).
     pub async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         let Some((200, text)) = self.get("/metrics").await else { return 0.0 };
@@ -166,13 +197,16 @@ impl Sidecar {
     }
 }
 
-fn spawn(dir: &TempDir, life: usize, environment: &[(String, String)]) -> Child {
+fn spawn(
+    dir: &TempDir,
+    life: usize,
+    arguments: &[String],
+    environment: &[(String, String)],
+) -> Child {
     let log = File::create(dir.path().join(format!("log.{life}"))).expect("a log file");
     let errors = log.try_clone().expect("a log file");
     Command::new(env!("CARGO_BIN_EXE_inboxd"))
-        .arg("run")
-        .arg("--config")
-        .arg(dir.path().join("inboxd.toml"))
+        .args(arguments)
         .current_dir(dir.path())
         .envs(environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::null())
