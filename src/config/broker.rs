@@ -29,6 +29,22 @@ pub(super) struct Broker {
     pub(super) properties: Properties,
 }
 
+impl Broker {
+    /// Nowhere: for reading on where the real one is not known.
+    pub(super) fn of_kind(kind: BrokerKind) -> Self {
+        Self {
+            kind,
+            hosts: Vec::new(),
+            user: None,
+            password: None,
+            vhost: String::new(),
+            tls: None,
+            heartbeat: Duration::ZERO,
+            properties: Properties::default(),
+        }
+    }
+}
+
 /// Reads one broker; `None` where too little is known of it to go on.
 pub(super) fn read(section: Section<'_>) -> Option<Broker> {
     let kind =

@@ -189,9 +189,8 @@ fn check_consumer_ids(root: &Section<'_>, subscriptions: &[SubscriptionConfig]) 
         if shared.iter().any(|id| id == consumer_id.as_str()) {
             continue;
         }
-        root.problems.add(
-            Place::Unset,
-            format!("subscription.{name}.consumer_id"),
+        root.section("subscription").section(name).problem(
+            "consumer_id",
             Fault::new(
                 format!(
                     "{consumer_id:?} is the consumer id of subscription.{} too, which calls \

@@ -73,42 +73,53 @@ pub(super) fn read(
 ) -> Option<SubscriptionConfig> {
     let callback = callback(&section);
     let source_section = section.section("source");
-    let broker = broker(&section, &source_section, brokers);
-    let subscription = broker.and_then(|broker| {
-        let (ordering, key_from) = identity::ordering(&section, broker.kind);
-        let identity = identity::identity(&section, broker.kind, notices);
-        let concurrency = section.count("concurrency", 16, 1..=4_096) as usize;
-        let limits = limits(&section, concurrency);
-        let source =
-            source(&section, &source_section, broker, concurrency, &limits, &identity, ordering);
-        let consumer_id = consumer_id(&section, &source)?;
-        let settings = SubscriptionSettings {
-            name: name.into(),
-            consumer_id,
-            ordering,
-            key_from,
-            identity,
-            concurrency,
-            in_flight_max: limits.in_flight_max,
-            in_flight_bytes_max: limits.in_flight_bytes_max,
-            body_bytes_max: section.size("body_bytes_max", 16 * MIB, 1..=GIB),
-            callback_timeout: limits.callback_timeout,
-            lease: section.duration("lease", seconds(15), Duration::from_millis(500)..=minutes(10)),
-            hold_max: section.duration(
-                "hold_max",
-                minutes(10),
-                Duration::from_millis(100)..=days(1),
-            ),
-            retry: retry(section.section("retry")),
-        };
-        Some(SubscriptionConfig { settings, source, callback: callback? })
-    });
+    let known = broker(&section, &source_section, brokers);
+    // Without its broker the rest is read all the same: all problems are told at once.
+    let stand_in = match known {
+        Some(_) => None,
+        None => implied_kind(&source_section).map(Broker::of_kind),
+    };
+    let broker = known.or(stand_in.as_ref())?;
+    let (ordering, key_from) = identity::ordering(&section, broker.kind);
+    let identity = identity::identity(&section, broker.kind, notices);
+    let concurrency = section.count("concurrency", 16, 1..=4_096) as usize;
+    let limits = limits(&section, concurrency);
+    let source =
+        source(&section, &source_section, broker, concurrency, &limits, &identity, ordering);
+    let consumer_id = consumer_id(&section, &source);
+    let body_bytes_max = section.size("body_bytes_max", 16 * MIB, 1..=GIB);
+    let lease = section.duration("lease", seconds(15), Duration::from_millis(500)..=minutes(10));
+    let hold_max = section.duration("hold_max", minutes(10), Duration::from_millis(100)..=days(1));
+    let retry = retry(section.section("retry"));
     // Unknown keys are told only where all known ones were asked for.
-    if subscription.is_some() {
-        source_section.finish();
-        section.finish();
+    source_section.finish();
+    section.finish();
+    known?;
+    let settings = SubscriptionSettings {
+        name: name.into(),
+        consumer_id: consumer_id?,
+        ordering,
+        key_from,
+        identity,
+        concurrency,
+        in_flight_max: limits.in_flight_max,
+        in_flight_bytes_max: limits.in_flight_bytes_max,
+        body_bytes_max,
+        callback_timeout: limits.callback_timeout,
+        lease,
+        hold_max,
+        retry,
+    };
+    Some(SubscriptionConfig { settings, source, callback: callback? })
+}
+
+/// What the keys of a source say of its broker.
+fn implied_kind(source: &Section<'_>) -> Option<BrokerKind> {
+    if source.has("queue") {
+        return Some(BrokerKind::RabbitMq);
     }
-    subscription
+    let is_kafka = source.has("topics") || source.has("topic_pattern") || source.has("group");
+    is_kafka.then_some(BrokerKind::Kafka)
 }
 
 struct Limits {

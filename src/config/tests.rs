@@ -272,7 +272,9 @@ kind = "kafka"
 url = "h:0"
 [subscription.s]
 callback = "ftp://h"
-source = { broker = "c" }
+concurency = 3
+lease = "1ms"
+source = { broker = "c", queue = "q", prefetch = 0 }
 "#,
     )
     .bad();
@@ -282,7 +284,10 @@ source = { broker = "c" }
     assert_says(&error, "database.retention", "\"forever\" is no duration");
     assert_says(&error, "broker.b.url", "port");
     assert_says(&error, "subscription.s.callback", "\"ftp\"");
+    assert_says(&error, "subscription.s.concurency", "did you mean");
+    assert_says(&error, "subscription.s.lease", "\"1ms\" is below the least, 500ms");
     assert_says(&error, "subscription.s.source.broker", "there is no [broker.c]");
+    assert_says(&error, "subscription.s.source.prefetch", "0 is below the least, 1");
     let line = |key: &str| {
         let problem = error.0.iter().find(|problem| problem.key == key).unwrap();
         problem.place.to_string().rsplit(':').next().unwrap().to_owned()
@@ -325,6 +330,7 @@ fn a_consumer_id_is_shared_only_on_purpose() {
     };
     let error = file(&toml("", "b")).bad();
     assert_says(&error, "subscription.b.consumer_id", "shared_consumer_ids = [\"x\"]");
+    assert!(error.0[0].place.to_string().ends_with(":9"), "{error}");
     file(&toml("shared_consumer_ids = [\"x\"]", "b")).good();
     // Two queues of one application need no permission.
     file(&toml("", "a")).good();
