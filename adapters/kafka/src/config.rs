@@ -173,8 +173,11 @@ impl KafkaConfig {
             .set("auto.offset.reset", self.start.as_property())
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false")
-            .set("queued.max.messages.kbytes", kbytes.to_string())
-            .set_log_level(RDKafkaLogLevel::Info);
+            .set("queued.max.messages.kbytes", kbytes.to_string());
+        client.set_log_level(match self.properties.contains_key("debug") {
+            true => RDKafkaLogLevel::Debug,
+            false => RDKafkaLogLevel::Info,
+        });
         native(&client)?;
         Ok(client)
     }

@@ -196,6 +196,11 @@ impl ConsumerContext for Context {
             self.assigned(consumer, list);
         } else {
             self.revoked(consumer, list);
+            // librdkafka keeps a pause over the end of an assignment: the next one, which knows
+            // nothing of it, would never be read.
+            if let Err(error) = consumer.resume(list) {
+                tracing::warn!(%error, "revoked partitions cannot be resumed");
+            }
         }
         let done = match (assign, incremental) {
             (true, true) => consumer.incremental_assign(list),

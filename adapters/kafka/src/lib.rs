@@ -5,10 +5,12 @@
 //! lowest unsettled offset. How it is built, from the outside in: `source` speaks with the
 //! engine, `worker` is the thread that polls librdkafka always, `context` is what librdkafka
 //! calls back (rebalances above all), `shared` is the lock between them, `partitions` and
-//! `tracker` decide without I/O, `identity` finds out what makes a position an identity.
+//! `tracker` decide without I/O, `identity` finds out what makes a position an identity,
+//! `incarnation` notices topics that were made again.
 //!
 //! Invariants: see the modules. What must not be here: a seek (a released record is kept and
-//! handed over again from memory), an unbounded queue, a call of librdkafka without a bound.
+//! handed over again from memory; only a topic that was made again is set back), an unbounded
+//! queue, a call of librdkafka without a bound.
 
 mod commit;
 mod config;
@@ -16,6 +18,7 @@ mod context;
 mod health;
 mod horizon;
 mod identity;
+mod incarnation;
 mod partitions;
 mod raw;
 mod shared;

@@ -46,8 +46,17 @@ pub(crate) struct Record<'a> {
     pub(crate) topic: &'a str,
     pub(crate) partition: i32,
     pub(crate) offset: i64,
+    /// Milliseconds, as the producer or the broker set it.
+    pub(crate) timestamp: Option<i64>,
     pub(crate) envelope: Envelope,
     pub(crate) received_at: Instant,
+}
+
+impl Record<'_> {
+    /// What tells it from another record of the same offset.
+    fn mark(&self) -> (i64, Option<i64>, usize) {
+        (self.offset, self.timestamp, self.envelope.bytes())
+    }
 }
 
 /// A record on its way to the engine, and back if it is released.
@@ -81,7 +90,7 @@ pub(crate) struct Commit {
 pub(crate) enum Kept {
     /// It waits for the engine.
     Waits,
-    /// Its partition is not ours, or nothing is taken any more.
+    /// Its partition is not ours, nothing is taken any more, or it was read twice.
     Ignored,
     /// It waits; offsets went back: the log was truncated or the topic made again.
     StartedOver,
@@ -106,6 +115,8 @@ struct Partition {
     committed_before: Option<i64>,
     draining: bool,
     paused: bool,
+    /// The last record read.
+    last: Option<(i64, Option<i64>, usize)>,
     /// What the last statistics since the last record said was polled.
     polled: Option<i64>,
 }
@@ -161,6 +172,7 @@ impl Partitions {
             committed_before: None,
             draining: false,
             paused: false,
+            last: None,
             polled: None,
         };
         self.by_epoch.insert(self.last_epoch, partition);
@@ -178,24 +190,39 @@ impl Partitions {
             self.push(epoch, record);
             return Kept::Waits;
         }
-        let scope = match partition.scope {
-            Scope::NotAsked => Scope::NotAsked,
-            Scope::Wanted | Scope::Known { .. } => Scope::Wanted,
+        // A pause by librdkafka itself, around a rebalance, may rewind by the one record that
+        // was polled in that moment.
+        if partition.last == Some(record.mark()) {
+            return Kept::Ignored;
+        }
+        let Some(epoch) = self.start_over(record.topic, record.partition) else {
+            return Kept::Ignored;
         };
-        let paused = partition.paused;
-        let epoch = self.assign(record.topic, record.partition, scope);
         if let Some(partition) = self.by_epoch.get_mut(&epoch) {
-            partition.paused = paused;
             partition.tracker.receive(record.offset, record.received_at);
         }
         self.push(epoch, record);
         Kept::StartedOver
     }
 
+    /// A partition's log is another one from now on: as if it were lost and assigned again.
+    pub(crate) fn start_over(&mut self, topic: &str, number: i32) -> Option<Epoch> {
+        let partition = self.by_epoch.get(&self.epoch(topic, number)?)?;
+        let scope = match partition.scope {
+            Scope::NotAsked => Scope::NotAsked,
+            Scope::Wanted | Scope::Known { .. } => Scope::Wanted,
+        };
+        let paused = partition.paused;
+        let epoch = self.assign(topic, number, scope);
+        self.set_paused(&[epoch], paused);
+        Some(epoch)
+    }
+
     /// Queues a record that is tracked behind the others.
     fn push(&mut self, epoch: Epoch, record: Record<'_>) {
         let Some(partition) = self.by_epoch.get_mut(&epoch) else { return };
         partition.polled = None;
+        partition.last = Some(record.mark());
         let mut envelope = record.envelope;
         if let Scope::Known { scope, .. } = &partition.scope {
             set_scope(&mut envelope, scope);
@@ -537,11 +564,13 @@ mod tests {
     struct Bench {
         partitions: Partitions,
         now: Instant,
+        timestamp: i64,
     }
 
     impl Bench {
         fn new() -> Self {
-            Self { partitions: Partitions::new(1 << 20, 1_000), now: Instant::now() }
+            let partitions = Partitions::new(1 << 20, 1_000);
+            Self { partitions, now: Instant::now(), timestamp: 0 }
         }
 
         fn receive(&mut self, number: i32, offset: i64) -> Kept {
@@ -556,6 +585,7 @@ mod tests {
                 topic: "t",
                 partition: number,
                 offset,
+                timestamp: Some(self.timestamp),
                 envelope,
                 received_at: self.now,
             })
@@ -659,6 +689,21 @@ mod tests {
             bench.settle(taken, Settlement::Ack);
         }
         assert_eq!(bench.commits(), [3]);
+    }
+
+    #[test]
+    fn the_last_record_read_twice_is_one_record() {
+        let mut bench = Bench::new();
+        bench.partitions.assign("t", 0, Scope::NotAsked);
+        bench.receive_all(0, 0..2);
+        assert_eq!(bench.receive(0, 1), Kept::Ignored);
+        let taken = bench.take(10);
+        assert_eq!(offsets(&taken), [0, 1]);
+        assert!(taken[0].fence.fence().is_open());
+        // Another record with that offset is of another log.
+        bench.timestamp += 1;
+        assert_eq!(bench.receive(0, 1), Kept::StartedOver);
+        assert!(taken[0].fence.fence().is_lost());
     }
 
     #[test]

@@ -158,43 +158,74 @@ pub(crate) fn topic_ids<C: ClientContext>(
     client: &Client<C>,
     topics: &[&str],
     timeout: Duration,
-) -> Result<HashMap<String, Result<String, TopicIdError>>, TopicIdError> {
-    let names: Vec<CString> = topics.iter().filter_map(|topic| CString::new(*topic).ok()).collect();
-    let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
-    let mut words = [0_u8; 512];
-    // SAFETY: every object made here is destroyed below, after the answer or the timeout; the
-    // names outlive the collection, which copies them; the queue outlives the poll.
-    unsafe {
-        let rk = client.native_ptr();
-        let options = sys::rd_kafka_AdminOptions_new(
-            rk,
-            sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS,
-        );
-        let _ = sys::rd_kafka_AdminOptions_set_request_timeout(
-            options,
-            milliseconds(timeout),
-            words.as_mut_ptr().cast(),
-            words.len(),
-        );
-        let collection =
-            sys::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
-        let queue = sys::rd_kafka_queue_new(rk);
-        sys::rd_kafka_DescribeTopics(rk, collection, options, queue);
-        // The client itself answers at the timeout; the second is for its thread's turn.
-        let event = Event::poll(queue, timeout + Duration::from_secs(1));
-        let answer = match &event {
-            Some(event) => described(event),
-            None => Err(TopicIdError::NoAnswer("no answer in time".into())),
-        };
-        drop(event);
-        sys::rd_kafka_queue_destroy(queue);
-        sys::rd_kafka_TopicCollection_destroy(collection);
-        sys::rd_kafka_AdminOptions_destroy(options);
-        answer
+) -> Result<TopicIds, TopicIdError> {
+    let pending = PendingTopicIds::send(client, topics, timeout);
+    // The client itself answers at the timeout; the second is for its thread's turn.
+    let answer = pending.poll(timeout + Duration::from_secs(1));
+    answer.unwrap_or_else(|| Err(TopicIdError::NoAnswer("no answer in time".into())))
+}
+
+/// By topic.
+pub(crate) type TopicIds = HashMap<String, Result<String, TopicIdError>>;
+
+/// A question for the ids of topics that was sent and is not answered yet. Dropped: the answer
+/// is not waited for. It is dropped before its client is.
+pub(crate) struct PendingTopicIds {
+    queue: *mut sys::rd_kafka_queue_t,
+}
+
+impl PendingTopicIds {
+    /// Asks. An answer, if only that there is none, comes after `timeout` at the latest.
+    pub(crate) fn send<C: ClientContext>(
+        client: &Client<C>,
+        topics: &[&str],
+        timeout: Duration,
+    ) -> Self {
+        let names: Vec<CString> =
+            topics.iter().filter_map(|topic| CString::new(*topic).ok()).collect();
+        let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
+        let mut words = [0_u8; 512];
+        // SAFETY: the client is alive; the names outlive the collection, which copies them;
+        // options and collection are copied by the call and destroyed after it; librdkafka holds
+        // a reference of its own to the queue, which is owned by the value made here.
+        unsafe {
+            let rk = client.native_ptr();
+            let options = sys::rd_kafka_AdminOptions_new(
+                rk,
+                sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS,
+            );
+            let _ = sys::rd_kafka_AdminOptions_set_request_timeout(
+                options,
+                milliseconds(timeout),
+                words.as_mut_ptr().cast(),
+                words.len(),
+            );
+            let collection =
+                sys::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
+            let queue = sys::rd_kafka_queue_new(rk);
+            sys::rd_kafka_DescribeTopics(rk, collection, options, queue);
+            sys::rd_kafka_TopicCollection_destroy(collection);
+            sys::rd_kafka_AdminOptions_destroy(options);
+            Self { queue }
+        }
+    }
+
+    /// The answer, if it comes within `timeout`. It comes once.
+    pub(crate) fn poll(&self, timeout: Duration) -> Option<Result<TopicIds, TopicIdError>> {
+        // SAFETY: the queue lives as long as `self`.
+        let event = unsafe { Event::poll(self.queue, timeout) }?;
+        Some(described(&event))
     }
 }
 
-fn described(event: &Event) -> Result<HashMap<String, Result<String, TopicIdError>>, TopicIdError> {
+impl Drop for PendingTopicIds {
+    fn drop(&mut self) {
+        // SAFETY: made by `send`, destroyed once.
+        unsafe { sys::rd_kafka_queue_destroy(self.queue) }
+    }
+}
+
+fn described(event: &Event) -> Result<TopicIds, TopicIdError> {
     // SAFETY: the event is alive, and everything read here belongs to it.
     unsafe {
         let error = sys::rd_kafka_event_error(event.0);

@@ -24,9 +24,15 @@ pub struct KafkaCounters {
     foreign_commits: AtomicU64,
     rebalances: AtomicU64,
     started_over: AtomicU64,
+    topic_ids: AtomicU64,
 }
 
 impl KafkaCounters {
+    /// Topic ids learnt: one for each topic, and one more each time that it was made again.
+    pub fn topic_ids(&self) -> u64 {
+        self.topic_ids.load(Ordering::Relaxed)
+    }
+
     /// Commits that the broker refused or did not answer in time; they are tried again.
     pub fn commit_errors(&self) -> u64 {
         self.commit_errors.load(Ordering::Relaxed)
@@ -46,6 +52,10 @@ impl KafkaCounters {
     /// Partitions whose offsets went back while they were ours: truncated, or made again.
     pub fn started_over(&self) -> u64 {
         self.started_over.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_topic_id(&self) {
+        self.topic_ids.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn count_commit_error(&self) {
@@ -150,6 +160,13 @@ impl Shared {
             }
         }
         self.arrived.notify_one();
+    }
+
+    /// A topic was made again, and this partition is read from its beginning.
+    pub(crate) fn start_over(&self, topic: &str, partition: i32) {
+        if self.lock().partitions.start_over(topic, partition).is_some() {
+            self.counters.started_over.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Something waits that could not be handed out before.

@@ -3,8 +3,8 @@
 //! Purpose: polls always, so that a slow application never costs the membership. What was read
 //! goes into the bounded queue behind [`crate::shared`]. While that is full the thread first
 //! waits a moment (a pause throws away what librdkafka has fetched ahead), then pauses all
-//! partitions and goes on polling; it never seeks, so a resumed partition goes on behind the
-//! last record polled.
+//! partitions and goes on polling; it never seeks (but in a topic that was made again), so a
+//! resumed partition goes on behind the last record polled.
 //!
 //! Invariants: every call of librdkafka but the construction happens here, and each is bounded;
 //! the loop shows that it turns at least once a second.
@@ -25,6 +25,7 @@ use tokio::time::Instant;
 use crate::commit::{self, Between, Sent};
 use crate::context::{Context, Settings};
 use crate::identity::{Identity, Outcome};
+use crate::incarnation::Incarnations;
 use crate::partitions::{Epoch, Record};
 use crate::raw;
 use crate::shared::{End, Shared};
@@ -37,9 +38,10 @@ const POLL: Duration = Duration::from_millis(100);
 const POLL_STALLED: Duration = Duration::from_millis(20);
 const POLLS_IN_A_ROW: usize = 256;
 
-/// See the module. Fields are dropped in order: a pending commit's queue before its client.
+/// See the module. Fields are dropped in order: queues of pending answers before their client.
 pub(crate) struct Worker {
     sent: Option<Sent>,
+    incarnations: Incarnations,
     consumer: BaseConsumer<Context>,
     shared: Arc<Shared>,
     settings: Arc<Settings>,
@@ -62,6 +64,7 @@ impl Worker {
         let now = Instant::now();
         Self {
             sent: None,
+            incarnations: Incarnations::new(),
             consumer,
             next_commit: now + settings.commit_interval,
             shared,
@@ -85,6 +88,7 @@ impl Worker {
                 self.shared.publish();
             }
             self.commit();
+            self.incarnations.turn(&self.consumer, &self.shared);
             self.identify();
             self.watch_room();
             self.pause_and_resume();
@@ -190,8 +194,8 @@ impl Worker {
 
     /// Commits, leaves the group and frees the consumer.
     fn leave(self, end: End) -> Result<(), String> {
-        let Self { sent, consumer, shared, settings, .. } = self;
-        drop(sent);
+        let Self { sent, incarnations, consumer, shared, settings, .. } = self;
+        drop((sent, incarnations));
         shared.lock().partitions.stop_taking();
         let committed = match end {
             End::Drop => Ok(()),
@@ -234,5 +238,7 @@ fn receive(shared: &Shared, topic: &Arc<str>, message: &BorrowedMessage<'_>) {
     envelope.key = message.key().map(Bytes::copy_from_slice);
     envelope.headers = raw::headers(message);
     envelope.fill_from_headers();
-    shared.receive(Record { topic, partition, offset, envelope, received_at: Instant::now() });
+    let timestamp = message.timestamp().to_millis();
+    let received_at = Instant::now();
+    shared.receive(Record { topic, partition, offset, timestamp, envelope, received_at });
 }

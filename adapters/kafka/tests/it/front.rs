@@ -4,15 +4,20 @@
 //! the first connection. This front stands between proxy and broker and puts the proxy's port
 //! in the place of the broker's in every answer.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use inboxd_conformance::net::Proxy;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
 const HOST: &[u8] = b"127.0.0.1";
+const API_VERSIONS: u16 = 18;
+const SASL_HANDSHAKE: u16 = 17;
+const SASL_AUTHENTICATE: u16 = 36;
+const SASL_AUTHENTICATION_FAILED: u16 = 58;
 
 /// A broker behind a [`Proxy`]; dropped, both are gone.
 pub struct FrontedBroker {
@@ -23,6 +28,13 @@ pub struct FrontedBroker {
 impl FrontedBroker {
     /// Stands before the broker at `127.0.0.1:<port>`.
     pub async fn start(broker: &str) -> Self {
+        Self::start_guarded(broker, None).await
+    }
+
+    /// The same, and asks for SASL PLAIN with this user and password.
+    pub async fn start_guarded(broker: &str, login: Option<(&str, &str)>) -> Self {
+        let login = login.map(|(user, password)| format!("\0{user}\0{password}").into_bytes());
+        let login = Arc::new(login);
         let port: u16 = broker.rsplit(':').next().and_then(|p| p.parse().ok()).expect("a port");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let front = listener.local_addr().expect("an address");
@@ -32,8 +44,10 @@ impl FrontedBroker {
         let accepting = tokio::spawn(async move {
             let mut running = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
-                let advertised = Arc::clone(&advertised);
-                running.spawn(forward(client, port, advertised));
+                let (advertised, login) = (Arc::clone(&advertised), Arc::clone(&login));
+                running.spawn(async move {
+                    let _ = forward(client, port, &advertised, login.as_deref()).await;
+                });
             }
         });
         Self { proxy, accepting }
@@ -51,33 +65,75 @@ impl Drop for FrontedBroker {
     }
 }
 
-async fn forward(client: TcpStream, port: u16, advertised: Arc<AtomicU16>) {
-    let Ok(broker) = TcpStream::connect(("127.0.0.1", port)).await else { return };
-    let (mut from_client, mut to_client) = client.into_split();
-    let (mut from_broker, mut to_broker) = broker.into_split();
-    let requests = async move {
-        let _ = tokio::io::copy(&mut from_client, &mut to_broker).await;
-    };
-    let answers = async move {
-        let mut size = [0; 4];
-        while from_broker.read_exact(&mut size).await.is_ok() {
-            let mut frame = vec![0; u32::from_be_bytes(size) as usize];
-            if from_broker.read_exact(&mut frame).await.is_err() {
-                return;
-            }
+async fn forward(
+    mut client: TcpStream,
+    port: u16,
+    advertised: &AtomicU16,
+    login: Option<&[u8]>,
+) -> io::Result<()> {
+    let mut broker = TcpStream::connect(("127.0.0.1", port)).await?;
+    if let Some(login) = login {
+        guard(&mut client, &mut broker, login).await?;
+    }
+    let (mut from_client, mut to_client) = client.split();
+    let (mut from_broker, mut to_broker) = broker.split();
+    let requests = tokio::io::copy(&mut from_client, &mut to_broker);
+    let answers = async {
+        loop {
+            let mut frame = read(&mut from_broker).await?;
             replace(&mut frame, port, advertised.load(Ordering::SeqCst));
-            if to_client.write_all(&size).await.is_err()
-                || to_client.write_all(&frame).await.is_err()
-            {
-                return;
-            }
+            write(&mut to_client, &frame).await?;
         }
     };
     // Whichever side ends, the connection is over.
     tokio::select! {
-        () = requests => {}
-        () = answers => {}
+        ended = requests => ended.map(drop),
+        ended = answers => ended,
     }
+}
+
+/// Answers the SASL requests of a connection's beginning; anything but a question for
+/// versions before them ends it.
+async fn guard(client: &mut TcpStream, broker: &mut TcpStream, login: &[u8]) -> io::Result<()> {
+    loop {
+        let request = read(client).await?;
+        let (key, correlation) = (&request[..2], &request[4..8]);
+        match u16::from_be_bytes([key[0], key[1]]) {
+            API_VERSIONS => {
+                write(broker, &request).await?;
+                let answer = read(broker).await?;
+                write(client, &answer).await?;
+            }
+            SASL_HANDSHAKE => {
+                // No error; one mechanism.
+                let body = [&[0, 0, 0, 0, 0, 1, 0, 5][..], b"PLAIN"].concat();
+                write(client, &[correlation, &body].concat()).await?;
+            }
+            SASL_AUTHENTICATE => {
+                let welcome = request.ends_with(login);
+                let code = if welcome { 0 } else { SASL_AUTHENTICATION_FAILED };
+                // Error, its message (null), bytes (none), lifetime of the session (unlimited).
+                let body = [&code.to_be_bytes()[..], &[0xff, 0xff], &[0; 4], &[0; 8]].concat();
+                write(client, &[correlation, &body].concat()).await?;
+                if welcome {
+                    return Ok(());
+                }
+            }
+            other => return Err(io::Error::other(format!("api {other} before the login"))),
+        }
+    }
+}
+
+/// One frame, without its size.
+async fn read(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
+    let mut frame = vec![0; from.read_u32().await? as usize];
+    from.read_exact(&mut frame).await?;
+    Ok(frame)
+}
+
+async fn write(to: &mut (impl AsyncWrite + Unpin), frame: &[u8]) -> io::Result<()> {
+    let size = u32::try_from(frame.len()).map_err(io::Error::other)?;
+    to.write_all(&[&size.to_be_bytes(), frame].concat()).await
 }
 
 /// Every `host` that is followed by `old` as a big-endian number of four bytes.

@@ -91,6 +91,49 @@ async fn a_stalled_engine_costs_no_membership_and_no_record() {
     close(source).await;
 }
 
+/// K3: partitions that are paused stay so for nobody: not for who comes, not for who is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_comes_and_goes_leaves_no_partition_paused() {
+    const PARTITIONS: i32 = 4;
+    const COUNT: usize = 1_500;
+    let place = Place::new(PARTITIONS).await;
+    let mut first = place.open();
+    ready(&first).await;
+    for partition in 0..PARTITIONS {
+        place.produce(partition, &numbered(&format!("{partition}-"), COUNT)).await;
+    }
+    let paused = |source: &KafkaSource| {
+        let partitions = source.status().borrow().partitions.clone();
+        let paused = partitions.iter().filter(|report| report.paused).count();
+        ensure(paused == partitions.len() && paused > 0, format!("{partitions:?}"))
+    };
+    eventually(PATIENCE, async || paused(&first)).await;
+    let second = place.open();
+    eventually(PATIENCE, async || {
+        let count = second.status().borrow().partitions.len();
+        ensure(count == 2, format!("{count} partitions"))
+    })
+    .await;
+    eventually(PATIENCE, async || paused(&second)).await;
+    close(second).await;
+
+    let mut came = BTreeSet::new();
+    while came.len() < PARTITIONS as usize * COUNT {
+        let batch = timeout(PATIENCE, first.next_batch(WIDE)).await;
+        for delivery in batch.expect("records come").expect("the source goes on") {
+            assert!(came.insert(id(&delivery)), "{} came twice", id(&delivery));
+            delivery.acker.ack();
+        }
+    }
+    let mut status = first.status();
+    let drained = status.wait_for(|status| {
+        status.partitions.len() == PARTITIONS as usize
+            && status.partitions.iter().all(|report| !report.paused && report.lag == Some(0))
+    });
+    timeout(PATIENCE, drained).await.expect("lag 0, none paused").expect("the source lives");
+    close(first).await;
+}
+
 /// One member of a fleet: takes and acks until it is told to leave.
 struct Member {
     stop: tokio_util::sync::CancellationToken,

@@ -2,6 +2,7 @@
 //! where a test breaks its broker, and librdkafka's mock cluster.
 
 mod conformance;
+mod connections;
 mod front;
 mod groups;
 mod mock;

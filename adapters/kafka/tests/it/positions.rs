@@ -125,6 +125,37 @@ async fn a_topic_made_again_under_a_running_source_is_read_from_its_beginning() 
     close(source).await;
 }
 
+/// No offset goes back: the new log is as long as the old one, or longer, when it is seen.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_made_again_that_has_grown_as_long_as_the_old_one_is_read_from_its_beginning() {
+    for grown in [3, 5] {
+        let place = Place::new(1).await;
+        let notes = Arc::new(Memory::default());
+        place.produce(0, &numbered("old", 3)).await;
+        let mut source = identified(place.config(), &notes);
+        let old = take(&mut source, 3).await;
+        let first = scope(&old[0]);
+        old.into_iter().for_each(|delivery| delivery.acker.ack());
+        place.wait_committed(0, 3).await;
+        let counters = source.counters();
+        eventually(PATIENCE, async || ensure(counters.topic_ids() == 1, "no topic id")).await;
+        delete_topic(&place).await;
+        create_topic(&place.brokers, &place.topic, 1).await;
+        place.produce(0, &numbered("new", grown)).await;
+        // Those behind the old position may come before, too.
+        let mut found = BTreeMap::new();
+        while found.len() < grown {
+            for delivery in take(&mut source, 1).await {
+                found.insert(ids(std::slice::from_ref(&delivery)).remove(0), scope(&delivery));
+                delivery.acker.ack();
+            }
+        }
+        assert!(numbered("new", grown).iter().all(|id| found.contains_key(id)), "{found:?}");
+        assert_ne!(found["new0"], first);
+        close(source).await;
+    }
+}
+
 /// The mock cluster answers no admin call, so an epoch stands for the topic's id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_topic_ids_an_end_below_the_stored_mark_refuses_to_go_on() {
