@@ -3,8 +3,11 @@
 mod engine;
 mod support;
 
+mod bytes;
 mod database;
 mod demo;
 mod duplicates;
+mod http;
 mod identity;
 mod matrix;
+mod refusals;

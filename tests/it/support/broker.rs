@@ -13,6 +13,9 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, Producer as _, ThreadedProducer};
 
+/// Kafka's own default is a little less than 1 MiB.
+const KAFKA_MESSAGE_BYTES_MAX: &str = "33554432";
+
 /// Which broker, and which kind of queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BrokerKind {
@@ -32,6 +35,12 @@ pub struct Message {
     pub partition: Option<i32>,
     pub body: Bytes,
     pub headers: Vec<(String, Bytes)>,
+    /// Names of headers that are null: void on AMQP.
+    pub null_headers: Vec<String>,
+    /// AMQP's property, or the header `content-type` on Kafka.
+    pub content_type: Option<String>,
+    /// AMQP's property, or the header `content-encoding` on Kafka.
+    pub content_encoding: Option<String>,
 }
 
 impl Message {
@@ -67,6 +76,24 @@ impl Message {
     /// With a header more: text on AMQP, whatever its bytes are.
     pub fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
         self.headers.push((name.to_owned(), Bytes::copy_from_slice(value.as_ref())));
+        self
+    }
+
+    /// With a header that is null.
+    pub fn null_header(mut self, name: &str) -> Self {
+        self.null_headers.push(name.to_owned());
+        self
+    }
+
+    /// With a content type.
+    pub fn content_type(mut self, content_type: &str) -> Self {
+        self.content_type = Some(content_type.to_owned());
+        self
+    }
+
+    /// With a content encoding.
+    pub fn content_encoding(mut self, content_encoding: &str) -> Self {
+        self.content_encoding = Some(content_encoding.to_owned());
         self
     }
 }
@@ -162,7 +189,8 @@ impl Broker {
     /// Makes the topic.
     pub async fn create_topic(&self, partitions: i32) {
         let admin: AdminClient<_> = self.kafka().create().expect("an admin client");
-        let topic = NewTopic::new(&self.name, partitions, TopicReplication::Fixed(1));
+        let topic = NewTopic::new(&self.name, partitions, TopicReplication::Fixed(1))
+            .set("max.message.bytes", KAFKA_MESSAGE_BYTES_MAX);
         for result in admin.create_topics([&topic], &AdminOptions::new()).await.expect("Kafka") {
             result.expect("the topic is made");
         }
@@ -216,6 +244,9 @@ impl Broker {
             for (name, value) in &message.headers {
                 headers.insert(name.as_str().into(), AMQPValue::LongString(value.to_vec().into()));
             }
+            for name in &message.null_headers {
+                headers.insert(name.as_str().into(), AMQPValue::Void);
+            }
             if let Some(key) = &message.key {
                 headers.insert("key".into(), AMQPValue::LongString(key.as_str().into()));
             }
@@ -223,6 +254,12 @@ impl Broker {
                 BasicProperties::default().with_headers(headers).with_delivery_mode(2);
             if let Some(id) = &message.id {
                 properties = properties.with_message_id(id.as_str().into());
+            }
+            if let Some(content_type) = &message.content_type {
+                properties = properties.with_content_type(content_type.as_str().into());
+            }
+            if let Some(content_encoding) = &message.content_encoding {
+                properties = properties.with_content_encoding(content_encoding.as_str().into());
             }
             channel
                 .basic_publish(
@@ -271,6 +308,7 @@ impl Broker {
     pub fn kafka(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", &self.url);
+        config.set("message.max.bytes", KAFKA_MESSAGE_BYTES_MAX);
         config
     }
 }
@@ -284,6 +322,17 @@ fn produce(topic: &str, config: &ClientConfig, messages: Vec<Message>) {
         }
         for (name, value) in &message.headers {
             headers = headers.insert(Header { key: name, value: Some(&value[..]) });
+        }
+        for name in &message.null_headers {
+            headers = headers.insert(Header { key: name, value: None::<&[u8]> });
+        }
+        for (key, value) in [
+            ("content-type", &message.content_type),
+            ("content-encoding", &message.content_encoding),
+        ] {
+            if let Some(value) = value {
+                headers = headers.insert(Header { key, value: Some(value) });
+            }
         }
         let mut record: BaseRecord<'_, str, [u8]> =
             BaseRecord::to(topic).payload(&message.body[..]).headers(headers);

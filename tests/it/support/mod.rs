@@ -2,6 +2,7 @@
 
 pub mod broker;
 pub mod database;
+pub mod raw;
 pub mod sidecar;
 
 pub use broker::{Broker, BrokerKind, Message};
