@@ -375,7 +375,20 @@ async fn the_same_id_with_another_body_is_a_conflict_that_is_seen_and_kept() {
         assert_eq!(sidecar.metric("inboxd_id_conflicts_total", &["orders"]).await, 3.0);
         assert!(sidecar.log().contains("same message id with another content"));
         assert_eq!(database.dead(&group).await["m1"], 2, "{kind:?}: one for each other body");
-        assert_eq!(database.rows(&group).await.len(), 1);
+
+        // The same while the first is at the application.
+        app.hold();
+        broker.publish(["one", "two"].map(|b| Message::id("m2").body(b).partition(0))).await;
+        eventually(PATIENCE, async || {
+            let held = sidecar.in_flight().await;
+            ensure(held == 2 && app.ledger().begun() == 2, format!("{held} in flight"))
+        })
+        .await;
+        app.let_go();
+        counted(&sidecar, "orders", &[("processed", 2), ("id_conflict", 4)]).await;
+        assert_eq!(app.ledger().begun_of("m2"), 1, "{kind:?}");
+        assert_eq!(database.dead(&group).await["m2"], 1, "{kind:?}");
+        assert_eq!(database.rows(&group).await.len(), 2);
         stop_all(&broker, &group, std::slice::from_mut(&mut sidecar)).await;
     }))
     .await;
@@ -418,8 +431,19 @@ async fn a_cloud_event_is_the_same_event_on_both_brokers() {
     counted(&sidecar, "queue", &[("processed", 1), ("duplicates", 7)]).await;
     kafka.publish(on_kafka.map(|(id, source)| event(id, source, "e2"))).await;
     counted(&sidecar, "topic", &[("processed", 1), ("duplicates", 5)]).await;
-    assert_eq!(app.ledger().begun(), 2);
-    assert_eq!(database.rows(&consumer).await.len(), 2);
+    // The whole event as JSON; its time is another each time it is published.
+    let structured = |time: &str| {
+        let event = format!(
+            r#"{{"specversion":"1.0","id":"e3","source":"/shop","type":"t","time":"{time}","data":1}}"#
+        );
+        Message::bare(event).content_type("application/cloudevents+json; charset=UTF-8")
+    };
+    kafka.publish([structured("2026-01-01T00:00:00Z")]).await;
+    counted(&sidecar, "topic", &[("processed", 2), ("duplicates", 5)]).await;
+    rabbitmq.publish([structured("2026-01-01T00:00:01Z")]).await;
+    counted(&sidecar, "queue", &[("processed", 1), ("duplicates", 8), ("id_conflict", 0)]).await;
+    assert_eq!(app.ledger().begun(), 3);
+    assert_eq!(database.rows(&consumer).await.len(), 3);
     assert!(sidecar.stop().await.success());
 }
 
