@@ -66,6 +66,12 @@ impl Budget {
         Permit { _count: count, bytes }
     }
 
+    /// True if a delivery of this size would get its permit at once.
+    pub fn has(&self, bytes: usize) -> bool {
+        self.count.available_permits() > 0
+            && self.bytes.available_permits() >= bytes.clamp(1, self.bytes_max as usize)
+    }
+
     /// True while nothing more can be taken.
     pub fn is_full(&self) -> bool {
         self.count.available_permits() == 0 || self.bytes.available_permits() == 0

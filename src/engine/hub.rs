@@ -11,8 +11,8 @@ use std::time::Duration;
 use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use futures::future::BoxFuture;
 use inboxd_contract::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, Fingerprint, InboxKey,
-    InboxStore, OwnerId, Release, Settled, StoreError, Token,
+    self as contract, Attempt, ClaimAnswer, ClaimRequest, Completion, DeadLetter, ErrorClass,
+    Fingerprint, InboxKey, InboxStore, Look, OwnerId, Release, Settled, StoreError, Token,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::batcher::Batcher;
 use super::flights::Flights;
 use super::keeper::{Keeper, Lease};
+use super::letter;
 use super::settings::{HubSettings, RetrySettings};
 use crate::telemetry::{Metrics, StoreCall};
 
@@ -31,8 +32,8 @@ use crate::telemetry::{Metrics, StoreCall};
 const BATCH_MEMBERS_MAX: usize = 256;
 /// Members of one call that carries bodies.
 const BATCH_BODIES_MAX: usize = 8;
-/// Calls for members that met a lock, beside the batches.
-const ALONE_CALLS_MAX: usize = 2;
+/// Calls for members that met a lock, beside the batches: so many for claims and for writes each.
+const ALONE_CALLS_MAX: usize = 1;
 
 const STORE_RETRY: RetrySettings =
     RetrySettings { initial: Duration::from_millis(50), factor: 2.0, cap: Duration::from_secs(2) };
@@ -50,11 +51,12 @@ struct Context {
 pub struct Hub {
     context: Arc<Context>,
     claims: Batcher<ClaimRequest, ClaimAnswer>,
-    counts: Batcher<Claim, Attempt>,
+    counts: Batcher<contract::Claim, Attempt>,
     completions: Batcher<Completion, Settled>,
     dead_letters: Batcher<DeadLetter, Settled>,
     releases: Batcher<Release, Settled>,
-    alone: Semaphore,
+    alone_claims: Semaphore,
+    alone_writes: Semaphore,
     keeper: Keeper,
     pub(super) flights: Flights,
     random: Mutex<SmallRng>,
@@ -63,11 +65,14 @@ pub struct Hub {
     renewals: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The claim was asked for and this is the answer.
-pub(super) struct Claimed {
-    pub(super) answer: ClaimAnswer,
-    /// Present exactly if the answer holds.
-    pub(super) lease: Option<Lease>,
+/// What asking for a claim came to.
+pub(super) enum Claim {
+    /// This is the answer; the lease is present exactly if it holds.
+    Answered { answer: ClaimAnswer, lease: Option<Lease> },
+    /// Somebody holds a lock on it. Nothing is claimed: ask again later, alone.
+    Locked,
+    /// Given up, since nothing more may start.
+    Stopped,
 }
 
 /// What a write came to.
@@ -82,7 +87,8 @@ type Op<I, O> = for<'a> fn(&'a Context, &'a [I]) -> Answers<'a, O>;
 
 const CLAIM: Op<ClaimRequest, ClaimAnswer> =
     |context, members| context.store.claim(&context.owner, context.lease, members);
-const COUNT: Op<Claim, Attempt> = |context, members| context.store.count_attempts(members);
+const COUNT: Op<contract::Claim, Attempt> =
+    |context, members| context.store.count_attempts(members);
 const COMPLETE: Op<Completion, Settled> = |context, members| context.store.complete(members);
 const DEAD_LETTER: Op<DeadLetter, Settled> = |context, members| context.store.dead_letter(members);
 const RELEASE: Op<Release, Settled> = |context, members| context.store.release(members);
@@ -102,7 +108,8 @@ impl Hub {
             dead_letters: batcher(&context, StoreCall::DeadLetter, BATCH_BODIES_MAX, DEAD_LETTER),
             releases: batcher(&context, StoreCall::Release, BATCH_MEMBERS_MAX, RELEASE),
             context,
-            alone: Semaphore::new(ALONE_CALLS_MAX),
+            alone_claims: Semaphore::new(ALONE_CALLS_MAX),
+            alone_writes: Semaphore::new(ALONE_CALLS_MAX),
             keeper,
             flights: Flights::default(),
             random: Mutex::new(SmallRng::seed_from_u64(random_seed)),
@@ -139,53 +146,85 @@ impl Hub {
         &self.context.metrics
     }
 
-    /// A claim with a token of its own, asked for until there is an answer; `None` if
-    /// `stopped` says so between two tries.
+    /// A claim with a token of its own, asked for until there is an answer or `stopped` says so
+    /// between two tries.
     pub(super) async fn claim(
         &self,
         key: &InboxKey,
         fingerprint: Option<Fingerprint>,
         position: Option<String>,
+        alone: bool,
         stopped: impl Fn() -> bool,
-    ) -> Option<Claimed> {
-        let claim = Claim { key: key.clone(), token: self.token() };
+    ) -> Claim {
+        let claim = contract::Claim { key: key.clone(), token: self.token() };
         // Before the first call with this token: the lease ends here no later than there.
         let sent_at = Instant::now();
         let request = ClaimRequest { claim: claim.clone(), fingerprint, position };
-        let mut retry = Retry::new();
+        let mut retry = Retry { alone, ..Retry::new() };
         loop {
-            match self.call(&self.claims, CLAIM, &request, retry.alone).await {
+            match self.call(&self.claims, CLAIM, &request, &self.alone_claims, retry.alone).await {
                 Ok(answer) => {
                     let lease = answer.is_held().then(|| self.keeper.hold(claim, sent_at));
-                    return Some(Claimed { answer, lease });
+                    return Claim::Answered { answer, lease };
                 }
+                Err(error) if error.locked => return Claim::Locked,
                 Err(error) if stopped() => {
                     tracing::debug!(%error, "a claim was given up");
-                    return None;
+                    // It may have been committed, and its answer lost.
+                    self.release_claim(claim, true).await;
+                    return Claim::Stopped;
                 }
                 Err(error) => self.wait(&mut retry, "claim", &error).await,
             }
         }
     }
 
-    /// +1 attempt, for as long as it takes.
-    pub(super) async fn count_attempt(&self, claim: &Claim) -> Attempt {
-        self.persist("count an attempt", &self.counts, COUNT, claim).await.answer
+    /// +1 attempt, for as long as it takes; `None` if `stopped` says so between two tries.
+    pub(super) async fn count_attempt(
+        &self,
+        claim: &contract::Claim,
+        stopped: impl Fn() -> bool,
+    ) -> Option<Attempt> {
+        let mut retry = Retry::new();
+        loop {
+            match self.call(&self.counts, COUNT, claim, &self.alone_writes, retry.alone).await {
+                Ok(answer) => return Some(answer),
+                Err(_) if stopped() => return None,
+                Err(error) => self.wait(&mut retry, "count an attempt", &error).await,
+            }
+        }
     }
 
     /// Moves the message to `inbox_messages`, for as long as it takes.
     pub(super) async fn complete(&self, completion: &Completion) -> Recorded<Settled> {
-        self.persist("complete", &self.completions, COMPLETE, completion).await
+        self.persist("complete", &self.completions, COMPLETE, completion, |_| None).await
     }
 
-    /// Commits a dead letter, for as long as it takes.
-    pub(super) async fn dead_letter(&self, letter: &DeadLetter) -> Recorded<Settled> {
-        self.persist("dead-letter", &self.dead_letters, DEAD_LETTER, letter).await
+    /// Commits a dead letter, for as long as it takes. What the database refuses to take whole is
+    /// cut.
+    pub(super) async fn dead_letter(&self, letter: DeadLetter) -> Recorded<Settled> {
+        let cut = |error: &StoreError| Some(letter::cut(&letter, &error.to_string()));
+        self.persist("dead-letter", &self.dead_letters, DEAD_LETTER, &letter, cut).await
+    }
+
+    /// What is there of one message, asked for as long as it takes.
+    pub(super) async fn look(&self, key: &InboxKey) -> Look {
+        let mut retry = Retry::new();
+        loop {
+            match self.store().look(std::slice::from_ref(key)).await {
+                Ok(mut looks) => return looks.pop().unwrap_or_default(),
+                Err(error) => self.wait(&mut retry, "look", &error).await,
+            }
+        }
     }
 
     /// Gives a claim up. One try: if it fails, the claim runs out by itself.
     pub(super) async fn release(&self, lease: Lease, attempt_back: bool) {
-        let release = Release { claim: lease.claim().clone(), attempt_back };
+        self.release_claim(lease.claim().clone(), attempt_back).await;
+    }
+
+    async fn release_claim(&self, claim: contract::Claim, attempt_back: bool) {
+        let release = Release { claim, attempt_back };
         if let Err(error) = self.releases.submit(release).await {
             tracing::debug!(%error, "a claim was not released; it runs out by itself");
         }
@@ -224,20 +263,27 @@ impl Hub {
         draw(&mut self.random.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// `cut`: what to write instead, once, where the store refuses the member for good.
     async fn persist<I: Clone + Send + 'static, O: Send + 'static>(
         &self,
         what: &'static str,
         batcher: &Batcher<I, O>,
         op: Op<I, O>,
         member: &I,
+        cut: impl Fn(&StoreError) -> Option<I>,
     ) -> Recorded<O> {
         let mut retry = Retry::new();
         let mut doubtful = false;
+        let mut instead = None;
         loop {
-            match self.call(batcher, op, member, retry.alone).await {
+            let member = instead.as_ref().unwrap_or(member);
+            match self.call(batcher, op, member, &self.alone_writes, retry.alone).await {
                 Ok(answer) => return Recorded { answer, doubtful },
                 Err(error) => {
                     doubtful |= !error.locked;
+                    if instead.is_none() && error.class == ErrorClass::Permanent {
+                        instead = cut(&error);
+                    }
                     self.wait(&mut retry, what, &error).await;
                 }
             }
@@ -249,12 +295,13 @@ impl Hub {
         batcher: &Batcher<I, O>,
         op: Op<I, O>,
         member: &I,
+        alone_calls: &Semaphore,
         alone: bool,
     ) -> Result<O, StoreError> {
         if !alone {
             return batcher.submit(member.clone()).await;
         }
-        let _permit = self.alone.acquire().await;
+        let _permit = alone_calls.acquire().await;
         bounded(&self.context, op, std::slice::from_ref(member))
             .await
             .pop()
@@ -262,7 +309,9 @@ impl Hub {
     }
 
     async fn wait(&self, retry: &mut Retry, what: &'static str, error: &StoreError) {
-        retry.alone = error.locked;
+        retry.failures += 1;
+        // A member that spoils its batch again and again is tried on its own in between.
+        retry.alone = error.locked || (retry.failures >= 3 && retry.failures % 2 == 1);
         if !error.locked {
             self.trouble.tell(what, error);
         }
@@ -280,12 +329,13 @@ impl Drop for Hub {
 
 struct Retry {
     delays: ExponentialBackoff,
+    failures: u32,
     alone: bool,
 }
 
 impl Retry {
     fn new() -> Self {
-        Self { delays: Hub::backoff(&STORE_RETRY), alone: false }
+        Self { delays: Hub::backoff(&STORE_RETRY), failures: 0, alone: false }
     }
 }
 

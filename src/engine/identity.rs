@@ -13,6 +13,9 @@ use super::settings::{Extractor, FingerprintOf, IdentitySettings, KeyFrom, Order
 /// Text recorded for audit is left out when longer than this.
 const AUDIT_TEXT_BYTES_MAX: usize = 256;
 
+/// Longer lane keys are replaced by their hash, which is the same lane.
+const LANE_KEY_BYTES_MAX: usize = 1_024;
+
 /// What identity came to for one delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
@@ -140,8 +143,16 @@ fn fingerprint(of: &FingerprintOf, envelope: &Envelope) -> Option<Fingerprint> {
 }
 
 /// The key of the delivery's lane; `None`: it is in no lane. The empty key is a
-/// key; with [`Ordering::Partition`] all share one.
+/// key; with [`Ordering::Partition`] all share one. A long key is replaced by its hash.
 pub fn lane_key(ordering: Ordering, from: &KeyFrom, envelope: &Envelope) -> Option<Vec<u8>> {
+    let key = whole_lane_key(ordering, from, envelope)?;
+    if key.len() <= LANE_KEY_BYTES_MAX {
+        return Some(key);
+    }
+    Some(format!("sha256:{}", hex::encode(Sha256::digest(&key))).into_bytes())
+}
+
+fn whole_lane_key(ordering: Ordering, from: &KeyFrom, envelope: &Envelope) -> Option<Vec<u8>> {
     match ordering {
         Ordering::None => None,
         Ordering::Partition => Some(Vec::new()),

@@ -1,14 +1,17 @@
-//! Takes deliveries from the source: a permit first, then identity, then a place in a lane.
+//! Takes deliveries from the source: identity, a permit, then a place in a lane.
 //!
 //! Invariants: one intake per subscription, so that places in lanes are taken in broker order;
 //! at most one delivery at a time waits here for bytes of the budget; nothing is taken before
-//! the callback's host has accepted a connection once.
+//! the callback's host has accepted a connection once; what was taken and not started is given
+//! back only after the source was told to stop (an ordered source would start over otherwise).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use inboxd_contract::{
-    DeadReason, Delivery, InboxKey, MessageId, Outcome, Source, SourceError, SourcePhase,
+    DeadReason, Delivery, InboxKey, MessageId, Origin, Outcome, Room, Source, SourceError,
+    SourcePhase,
 };
 use tokio::sync::watch;
 
@@ -23,8 +26,8 @@ use super::subscription::Shared;
 
 /// The intake shows that it is alive at least this often, whatever it waits for.
 const TURN_EVERY: Duration = Duration::from_secs(1);
-/// Larger bodies are hashed off the runtime.
-const HASH_INLINE_BYTES_MAX: usize = 256 * 1024;
+/// Larger bodies are looked at off the runtime.
+const INLINE_BYTES_MAX: usize = 256 * 1024;
 const PROBE_EVERY_MIN: Duration = Duration::from_millis(200);
 const PROBE_EVERY_MAX: Duration = Duration::from_secs(2);
 
@@ -32,6 +35,23 @@ const PROBE_EVERY_MAX: Duration = Duration::from_secs(2);
 pub(super) struct IntakeEnd {
     /// Given back to be stopped and closed; `None` after a permanent error.
     pub(super) source: Option<Box<dyn Source>>,
+    /// To be dropped when the source has stopped taking.
+    pub(super) not_started: NotStarted,
+}
+
+/// Deliveries that go back.
+pub(super) struct NotStarted {
+    _taken: VecDeque<Delivery>,
+    _newcomer: Newcomer,
+}
+
+/// The intake of one subscription.
+pub(super) struct Intake {
+    shared: Arc<Shared>,
+    source: Box<dyn Source>,
+    newcomer: Newcomer,
+    /// Of the last batch, in order; bounded by the room that was asked for.
+    taken: VecDeque<Delivery>,
 }
 
 /// What the intake has waited for.
@@ -45,44 +65,34 @@ enum Next {
     Quiet,
 }
 
-/// The intake of one subscription.
-pub(super) struct Intake {
-    shared: Arc<Shared>,
-    source: Box<dyn Source>,
-    newcomer: Newcomer,
-}
-
 impl Intake {
     pub(super) fn new(shared: Arc<Shared>, source: Box<dyn Source>) -> Self {
         let newcomer = Newcomer::new(&shared.settings.identity, source.traits().unsettled_max);
-        Self { shared, source, newcomer }
+        Self { shared, source, newcomer, taken: VecDeque::new() }
     }
 
-    /// Runs until the subscription drains or the source ends with a permanent error, which
+    /// Runs until the intake is stopped or the source ends with a permanent error, which
     /// is told to `ended`.
     pub(super) async fn run(mut self, ended: watch::Sender<Option<String>>) -> IntakeEnd {
         let shared = self.shared.clone();
         let stopped = turning(&shared, async {
             tokio::select! {
                 biased;
-                () = shared.draining.cancelled() => Ok(()),
+                () = shared.intake_stop.cancelled() => Ok(()),
                 result = self.take() => result,
             }
         });
-        match stopped.await {
-            Ok(()) => {
-                self.newcomer.forget();
-                IntakeEnd { source: Some(self.source) }
-            }
+        let source = match stopped.await {
+            Ok(()) => Some(self.source),
             Err(error) => {
                 let cause = std::error::Error::source(&error).map(ToString::to_string);
                 tracing::error!(subscription = %shared.settings.name, %error, cause, "the source has ended");
-                shared.health.failed(&error.to_string());
-                shared.draining.cancel();
-                ended.send_replace(Some(error.to_string()));
-                IntakeEnd { source: None }
+                shared.fail(&error.to_string(), &ended);
+                None
             }
-        }
+        };
+        let not_started = NotStarted { _taken: self.taken, _newcomer: self.newcomer };
+        IntakeEnd { source, not_started }
     }
 
     async fn take(&mut self) -> Result<(), SourceError> {
@@ -92,12 +102,15 @@ impl Intake {
         let mut status = self.source.status();
         let mut horizon_is_known = false;
         loop {
-            // The sender lives in `shared`.
-            let _ = gone.wait_for(|gone| !gone).await;
+            let probing = wait_while_gone(&self.shared, &mut gone).await;
             if self.newcomer.must_pause(&self.shared.budget) {
-                self.newcomer.pause(&self.shared).await;
+                self.newcomer.pause(&self.shared, None).await;
+                continue;
             }
-            let room = self.shared.budget.room().await;
+            let mut room = self.shared.budget.room().await;
+            if probing {
+                room = Room { deliveries: 1, ..room };
+            }
             let patience = match self.newcomer.is_holding() {
                 true => newcomer::QUIET,
                 false => Duration::MAX,
@@ -108,58 +121,63 @@ impl Intake {
                     Ok(batch) => Next::Batch(batch?),
                     Err(_) => Next::Quiet,
                 },
-                _ = gone.wait_for(|gone| *gone) => Next::Gone,
+                _ = gone.wait_for(|gone| *gone != probing) => Next::Gone,
                 _ = status.wait_for(|status| status.phase == SourcePhase::Ready),
                     if !horizon_is_known => Next::FirstReady,
             };
-            let batch = match next {
-                Next::Batch(batch) => batch,
-                Next::Gone => continue,
+            match next {
+                Next::Batch(batch) => self.taken.extend(batch),
+                Next::Gone => {}
                 Next::FirstReady => {
                     horizon_is_known = true;
                     let horizons = self.source.redelivery_horizon().await;
                     horizon::tell(self.shared.hub.retention(), &horizons);
-                    continue;
                 }
-                Next::Quiet => {
-                    self.newcomer.pause(&self.shared).await;
-                    continue;
+                Next::Quiet => self.newcomer.pause(&self.shared, None).await,
+            }
+            self.start_taken().await;
+        }
+    }
+
+    async fn start_taken(&mut self) {
+        while let Some(delivery) = self.taken.front() {
+            let sight = look_at(&self.shared, delivery).await;
+            let bytes = delivery.envelope.bytes();
+            if sight.identity.message_id.is_some() {
+                for (delivery, permit) in self.newcomer.an_id_was_seen(&self.shared).await {
+                    let sight = look_at(&self.shared, &delivery).await;
+                    self.without_id(delivery, sight, permit);
                 }
+            } else if self.newcomer.is_holding() && !self.shared.budget.has(bytes) {
+                // Only what is held could make room.
+                self.newcomer.pause(&self.shared, Some(&delivery.fence)).await;
+            }
+            let permit = tokio::select! {
+                biased;
+                permit = self.shared.budget.take(bytes) => Some(permit),
+                () = delivery.fence.closed() => None,
             };
-            for delivery in batch {
-                self.accept(delivery).await;
+            let Some(delivery) = self.taken.pop_front() else { return };
+            match permit {
+                Some(permit) => self.accept(delivery, sight, permit),
+                None => self.shared.metrics.outcome(Outcome::Released),
             }
         }
     }
 
-    async fn accept(&mut self, delivery: Delivery) {
-        let bytes = delivery.envelope.bytes();
-        let permit = tokio::select! {
-            biased;
-            permit = self.shared.budget.take(bytes) => permit,
-            () = delivery.fence.closed() => {
-                self.shared.metrics.outcome(Outcome::Released);
-                return;
-            }
-        };
-        let identity = identify(&self.shared, &delivery).await;
-        let Some(message_id) = identity.message_id.clone() else {
-            match self.newcomer.hold(delivery, permit) {
-                Some((delivery, permit)) => self.without_id(delivery, identity, permit),
-                None => tracing::debug!("held: no message of this subscription carried an id yet"),
+    fn accept(&mut self, delivery: Delivery, sight: Sight, permit: Permit) {
+        let Some(message_id) = sight.identity.message_id.clone() else {
+            if let Some((delivery, permit)) = self.newcomer.hold(delivery, permit) {
+                self.without_id(delivery, sight, permit);
             }
             return;
         };
-        for (delivery, permit) in self.newcomer.an_id_was_seen(&self.shared).await {
-            let identity = identify(&self.shared, &delivery).await;
-            self.without_id(delivery, identity, permit);
-        }
         let course = if self.is_too_large(&delivery) {
             Course::DeadLetter(DeadReason::BodyTooLarge)
         } else {
             Course::Forward
         };
-        self.start(delivery, message_id, identity, permit, course);
+        self.start(delivery, message_id, sight, permit, course);
     }
 
     fn is_too_large(&self, delivery: &Delivery) -> bool {
@@ -167,42 +185,40 @@ impl Intake {
             > self.shared.settings.body_bytes_max
     }
 
-    /// The policy for a delivery without an id. Where the broker has positions, the id made for
-    /// it is the same when it is delivered again.
-    fn without_id(&self, delivery: Delivery, identity: Identity, permit: Permit) {
-        let made = match delivery.envelope.origin.position() {
-            Some(position) => format!("generated:{position}"),
-            None => format!("generated:{}", self.shared.hub.uuid()),
-        };
-        let Some(message_id) = MessageId::from_bytes(made.as_bytes()) else {
-            unreachable!("a generated id is not blank")
+    /// The policy for a delivery without an id. Where its position is an identity, the id made
+    /// for it is the same when it is delivered again.
+    fn without_id(&self, delivery: Delivery, sight: Sight, permit: Permit) {
+        let message_id = match &delivery.envelope.origin {
+            Origin::Kafka { partition, offset, position_scope: Some(scope), .. } => {
+                MessageId::generated(&format!("{scope}/{partition}/{offset}"))
+            }
+            _ => MessageId::generated(&self.shared.hub.uuid().to_string()),
         };
         let course = match self.shared.settings.identity.on_missing {
             _ if self.is_too_large(&delivery) => Course::DeadLetter(DeadReason::BodyTooLarge),
             OnMissingId::Forward => Course::ForwardUnidentified,
             OnMissingId::DeadLetter => Course::DeadLetter(DeadReason::Unidentified),
         };
-        self.start(delivery, message_id, identity, permit, course);
+        self.start(delivery, message_id, sight, permit, course);
     }
 
     fn start(
         &self,
         delivery: Delivery,
         message_id: MessageId,
-        identity: Identity,
+        sight: Sight,
         permit: Permit,
         course: Course,
     ) {
         let shared = self.shared.clone();
-        let settings = &shared.settings;
-        let lane = identity::lane_key(settings.ordering, &settings.key_from, &delivery.envelope);
+        let lane = sight.lane;
         let ticket = lane
             .clone()
             .map(|key| shared.lanes.enter(LaneKey { stream: delivery.stream.clone(), key }));
         shared.metrics.in_flight(1, permit.bytes() as i64);
         let item = Item {
-            key: InboxKey { consumer_id: settings.consumer_id.clone(), message_id },
-            fingerprint: identity.fingerprint,
+            key: InboxKey { consumer_id: shared.settings.consumer_id.clone(), message_id },
+            fingerprint: sight.identity.fingerprint,
             lane,
             ticket,
             permit,
@@ -214,21 +230,50 @@ impl Intake {
             let bytes = item.permit.bytes() as i64;
             tokio::select! {
                 biased;
-                () = task.cut.cancelled() => task.metrics.in_flight(-1, -bytes),
+                () = task.cut.cancelled() => {
+                    task.metrics.outcome(Outcome::Released);
+                    task.metrics.in_flight(-1, -bytes);
+                }
                 () = journey::process(task.clone(), item) => {}
             }
         });
     }
 }
 
-async fn identify(shared: &Shared, delivery: &Delivery) -> Identity {
-    let settings = &shared.settings.identity;
-    if delivery.envelope.bytes() <= HASH_INLINE_BYTES_MAX {
-        return identity::identify(settings, &delivery.envelope);
+/// What is to be known of a delivery before it is started.
+struct Sight {
+    identity: Identity,
+    lane: Option<Vec<u8>>,
+}
+
+async fn look_at(shared: &Shared, delivery: &Delivery) -> Sight {
+    let see =
+        |settings: &super::SubscriptionSettings, envelope: &inboxd_contract::Envelope| Sight {
+            identity: identity::identify(&settings.identity, envelope),
+            lane: identity::lane_key(settings.ordering, &settings.key_from, envelope),
+        };
+    if delivery.envelope.bytes() <= INLINE_BYTES_MAX {
+        return see(&shared.settings, &delivery.envelope);
     }
-    let (owned, envelope) = (settings.clone(), delivery.envelope.clone());
-    let hashing = tokio::task::spawn_blocking(move || identity::identify(&owned, &envelope));
-    hashing.await.unwrap_or_else(|_| identity::identify(settings, &delivery.envelope))
+    let (settings, envelope) = (shared.settings.clone(), delivery.envelope.clone());
+    match tokio::task::spawn_blocking(move || see(&settings, &envelope)).await {
+        Ok(sight) => sight,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+/// Waits while the endpoint is gone. True: it still is, and since nothing is under way that
+/// could find out, one delivery is taken to ask.
+async fn wait_while_gone(shared: &Shared, gone: &mut watch::Receiver<bool>) -> bool {
+    while *gone.borrow() {
+        // The sender lives in `shared`.
+        let back = gone.wait_for(|gone| !gone);
+        let waited = tokio::time::timeout(shared.settings.retry.cap, back).await.is_err();
+        if waited && shared.tasks.is_empty() {
+            return true;
+        }
+    }
+    false
 }
 
 /// Waits until the callback's host accepts a connection. Sends no request.

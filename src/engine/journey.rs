@@ -19,29 +19,28 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use futures::FutureExt as _;
 use inboxd_contract::{
-    Attempt, ClaimAnswer, Completion, DeadLetter, DeadReason, Delivery, Fingerprint,
-    ForwardRequest, InboxKey, Look, Outcome, RetryReason, Settled, Verdict,
+    Completion, DeadReason, Delivery, Fingerprint, InboxKey, Look, Origin, Outcome, Settled,
 };
-use sha2::{Digest as _, Sha256};
 use tokio::sync::SemaphorePermit;
 use tokio::time::Instant;
 
+use super::attempt::{Claimed, Held, Tried};
 use super::budget::Permit;
 use super::flights::{Entry, FlightEnd, Leader};
 use super::hub::Hub;
 use super::identity;
-use super::keeper::Lease;
 use super::lanes::Ticket;
+use super::letter;
 use super::settings::OnIdConflict;
 use super::subscription::Shared;
 
-/// The least time between two looks at a message that another instance has claimed.
-const BUSY_WAIT_MIN: Duration = Duration::from_millis(20);
+/// Half of the delivery limit that quorum queues have by default since RabbitMQ 4: a release
+/// beyond it could be the one after which the broker drops the message.
+const DELIVERY_COUNT_MAX: u64 = 10;
 
 /// What the configuration makes of a delivery before anything is asked of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +66,7 @@ pub(super) struct Item {
 
 impl Item {
     /// The lane's key, or the record's own where lanes have none.
-    fn ordering_key(&self) -> Option<&[u8]> {
+    pub(super) fn ordering_key(&self) -> Option<&[u8]> {
         let lane = self.lane.as_deref().filter(|lane| !lane.is_empty());
         lane.or(self.delivery.envelope.key.as_deref())
     }
@@ -79,19 +78,11 @@ enum End {
     Release,
 }
 
-/// What the application (or the configuration) decided and what is still to be recorded.
-enum Decision {
+/// What the application decided and what is still to be recorded.
+#[derive(Clone)]
+pub(super) enum Decision {
     Complete(Outcome),
-    DeadLetter { status: u16, detail: String },
-}
-
-/// A claim in hand.
-struct Held<'a> {
-    lease: Lease,
-    leader: Leader,
-    attempts: u32,
-    supersedes_dead: bool,
-    _slot: Option<SemaphorePermit<'a>>,
+    DeadLetter { status: u16, detail: String, attempts: u32 },
 }
 
 /// How a recorded decision ends the delivery.
@@ -107,37 +98,16 @@ impl Ending {
     }
 }
 
-/// How the attempts at the application ended.
-enum Tried {
-    Decided(Decision),
-    /// The claim is gone: look at what is there.
-    Lost(Look),
-    /// The lease ran out before the attempt began: claim from the start.
-    Again,
-    /// No verdict, and none to be waited for.
-    GiveUp {
-        attempt_back: bool,
-    },
-}
-
-enum Lead<'a> {
-    Held(Held<'a>),
-    End(End),
-}
-
 /// Carries one delivery to its settlement. Never panics: an attempt that does is made again.
 pub(super) async fn process(shared: Arc<Shared>, mut item: Item) {
     if let Some(ticket) = &mut item.ticket {
         shared.metrics.lane_waiting(1);
-        let turn = async {
-            tokio::select! {
-                biased;
-                () = ticket.turn() => {}
-                () = item.delivery.fence.closed() => {}
-                () = shared.draining.cancelled() => {}
-            }
-        };
-        turn.await;
+        tokio::select! {
+            biased;
+            () = ticket.turn() => {}
+            () = item.delivery.fence.closed() => {}
+            () = shared.draining.cancelled() => {}
+        }
         shared.metrics.lane_waiting(-1);
     }
     let mut delays = Hub::backoff(&shared.settings.retry);
@@ -149,7 +119,8 @@ pub(super) async fn process(shared: Arc<Shared>, mut item: Item) {
                 shared.metrics.panicked();
                 tracing::error!(key = ?item.key, "an attempt panicked; it is made again");
                 let bound = delays.next().unwrap_or(shared.settings.retry.cap);
-                if journey.sleep(shared.hub.jitter(bound)).await.is_none() {
+                if journey.may_go_back() || journey.sleep(shared.hub.jitter(bound)).await.is_none()
+                {
                     break End::Release;
                 }
             }
@@ -178,9 +149,9 @@ fn settle(shared: &Shared, item: Item, end: End) {
 }
 
 #[derive(Clone, Copy)]
-struct Journey<'a> {
-    shared: &'a Shared,
-    item: &'a Item,
+pub(super) struct Journey<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) item: &'a Item,
 }
 
 impl<'a> Journey<'a> {
@@ -188,14 +159,46 @@ impl<'a> Journey<'a> {
         if self.is_stopped() {
             return End::Release;
         }
-        if let Course::DeadLetter(reason) = self.item.course {
-            return self.dead_letter_unclaimed(reason, Outcome::DeadLettered).await;
+        match self.item.course {
+            Course::DeadLetter(DeadReason::BodyTooLarge) => return self.too_large().await,
+            Course::DeadLetter(reason) => {
+                return self.dead_letter_unclaimed(reason, Outcome::DeadLettered).await;
+            }
+            Course::Forward | Course::ForwardUnidentified => {}
         }
-        let mut decision = None;
         loop {
-            let mut held = match self.lead().await {
-                Lead::Held(held) => held,
-                Lead::End(end) => return end,
+            match self.shared.hub.flights.enter(&self.item.key) {
+                Entry::Leader(leader) => return self.lead(leader).await,
+                Entry::Follower(end) => match self.unless_held_too_long(end).await {
+                    None => return End::Release,
+                    Some(Ok(FlightEnd::Processed { fingerprint })) => {
+                        return self.processed(fingerprint, Outcome::DuplicateInFlight).await;
+                    }
+                    Some(Ok(FlightEnd::Undecided) | Err(_)) => {}
+                },
+            }
+        }
+    }
+
+    /// The one delivery of this key that is at it.
+    async fn lead(self, leader: Leader) -> End {
+        let mut decision: Option<Decision> = None;
+        loop {
+            let mut held = match self.claim(decision.is_some()).await {
+                Claimed::Held(held) => held,
+                Claimed::Stopped => return End::Release,
+                Claimed::Processed(fingerprint) => {
+                    leader.processed(fingerprint.clone());
+                    let outcome = match decision {
+                        Some(_) => Outcome::ClaimLost,
+                        None => Outcome::Duplicate,
+                    };
+                    return self.processed(fingerprint, outcome).await;
+                }
+                Claimed::Dead(fingerprint) => {
+                    drop(leader);
+                    return self.dead(fingerprint).await;
+                }
             };
             let tried = match decision.take() {
                 Some(decided) => Tried::Decided(decided),
@@ -207,7 +210,7 @@ impl<'a> Journey<'a> {
                         if recorded.end == End::Release {
                             self.shared.hub.release(held.lease, false).await;
                         } else if let Some(fingerprint) = recorded.row {
-                            held.leader.processed(fingerprint);
+                            leader.processed(fingerprint);
                         }
                         return recorded.end;
                     }
@@ -229,207 +232,23 @@ impl<'a> Journey<'a> {
             };
             self.shared.hub.metrics().claims_lost();
             if let Some(fingerprint) = look.processed {
-                held.leader.processed(fingerprint.clone());
-                return self.known(fingerprint, Outcome::ClaimLost).await;
+                leader.processed(fingerprint.clone());
+                return self.processed(fingerprint, Outcome::ClaimLost).await;
             }
         }
-    }
-
-    /// Becomes the one delivery of this key that is at it, with a claim; or finds out that there
-    /// is nothing to do.
-    async fn lead(self) -> Lead<'a> {
-        let hub = &self.shared.hub;
-        loop {
-            let leader = match hub.flights.enter(&self.item.key) {
-                Entry::Leader(leader) => leader,
-                Entry::Follower(end) => match self.unless_stopped(end).await {
-                    None => return Lead::End(End::Release),
-                    Some(Ok(FlightEnd::Processed { fingerprint })) => {
-                        let end = self.known(fingerprint, Outcome::DuplicateInFlight).await;
-                        return Lead::End(end);
-                    }
-                    Some(Ok(FlightEnd::Undecided) | Err(_)) => continue,
-                },
-            };
-            loop {
-                let Some(slot) = self.slot(&self.shared.claim_slots).await else {
-                    return Lead::End(End::Release);
-                };
-                let envelope = &self.item.delivery.envelope;
-                let claimed = hub
-                    .claim(
-                        &self.item.key,
-                        self.item.fingerprint.clone(),
-                        envelope.origin.position(),
-                        || self.is_stopped(),
-                    )
-                    .await;
-                let Some(claimed) = claimed else { return Lead::End(End::Release) };
-                let (attempts, supersedes_dead) = match claimed.answer {
-                    ClaimAnswer::Fresh { attempts } => (attempts, false),
-                    ClaimAnswer::Dead { held: Some(attempts), .. } => (attempts, true),
-                    ClaimAnswer::Processed { fingerprint } => {
-                        leader.processed(fingerprint.clone());
-                        return Lead::End(self.known(fingerprint, Outcome::Duplicate).await);
-                    }
-                    ClaimAnswer::Dead { fingerprint, held: None } => {
-                        return Lead::End(self.known(fingerprint, Outcome::DeadDuplicate).await);
-                    }
-                    ClaimAnswer::Busy { wait } => {
-                        drop(slot);
-                        let wait = wait.min(hub.lease() / 10).max(BUSY_WAIT_MIN);
-                        if self.sleep(wait).await.is_none() {
-                            return Lead::End(End::Release);
-                        }
-                        continue;
-                    }
-                };
-                let Some(lease) = claimed.lease else {
-                    unreachable!("an answer that holds comes with a lease")
-                };
-                return Lead::Held(Held {
-                    lease,
-                    leader,
-                    attempts,
-                    supersedes_dead,
-                    _slot: Some(slot),
-                });
-            }
-        }
-    }
-
-    /// POSTs until the application decides, the claim is lost or nothing more may start.
-    async fn attempts(self, held: &mut Held<'a>) -> Tried {
-        let settings = &self.shared.settings;
-        let mut delays = Hub::backoff(&settings.retry);
-        let mut hold = Hold { shared: self.shared, counted: false };
-        let mut counted = true;
-        loop {
-            let Some(post_slot) = self.slot(&self.shared.post_slots).await else {
-                return Tried::GiveUp { attempt_back: counted };
-            };
-            if !counted {
-                let count = self.shared.hub.count_attempt(held.lease.claim());
-                match self.unless_stopped(count).await {
-                    Some(Attempt::Counted(attempts)) => held.attempts = attempts,
-                    Some(Attempt::Lost(look)) => return Tried::Lost(look),
-                    None => return Tried::GiveUp { attempt_back: false },
-                }
-            }
-            if let Some(tried) = self.ensure_valid(&held.lease).await {
-                return tried;
-            }
-            let verdict = self.post(held.attempts).await;
-            drop(post_slot);
-            held._slot = None;
-            counted = false;
-            let (reason, after) = match verdict {
-                Verdict::Accepted { .. } => {
-                    return Tried::Decided(Decision::Complete(Outcome::Processed));
-                }
-                Verdict::Drop { .. } => {
-                    return Tried::Decided(Decision::Complete(Outcome::Dropped));
-                }
-                Verdict::Refused { status, detail } => {
-                    return Tried::Decided(Decision::DeadLetter { status, detail });
-                }
-                Verdict::Park { .. } => (RetryReason::Busy, None),
-                Verdict::Retry { reason, after, .. } => (reason, after),
-            };
-            if self.shared.draining.is_cancelled() {
-                // The application was told to stop together with us: no attempt was made.
-                return Tried::GiveUp { attempt_back: reason == RetryReason::Unreachable };
-            }
-            if self.item.delivery.received_at.elapsed() >= settings.hold_max {
-                if self.shared.releasable {
-                    return Tried::GiveUp { attempt_back: false };
-                }
-                hold.tell(&self.item.key, held.attempts);
-            }
-            let bound = delays.next().unwrap_or(settings.retry.cap);
-            // The application may ask for more time than the backoff, never for less.
-            let delay = self.shared.hub.jitter(bound).max(after.unwrap_or_default());
-            if self.sleep(delay).await.is_none() {
-                return Tried::GiveUp { attempt_back: false };
-            }
-        }
-    }
-
-    /// A forward begins only with time left on the lease. Tries to get some; `Some` if
-    /// the attempt cannot go on.
-    async fn ensure_valid(self, lease: &Lease) -> Option<Tried> {
-        while !lease.has_time_left() {
-            self.shared.hub.renew(lease).await;
-            if lease.has_time_left() {
-                break;
-            }
-            match self.shared.hub.store().look(std::slice::from_ref(&self.item.key)).await {
-                Ok(looks) if looks.iter().any(|look| look.processed.is_some()) => {
-                    return looks.into_iter().next().map(Tried::Lost);
-                }
-                // Taken over, or locked by somebody.
-                Ok(_) => return Some(Tried::Again),
-                Err(_) => {}
-            }
-            if self.sleep(self.shared.hub.lease() / 10).await.is_none() {
-                return Some(Tried::GiveUp { attempt_back: true });
-            }
-        }
-        if self.is_stopped() { Some(Tried::GiveUp { attempt_back: true }) } else { None }
-    }
-
-    async fn post(self, attempt: u32) -> Verdict {
-        let started = Instant::now();
-        let request = ForwardRequest {
-            envelope: &self.item.delivery.envelope,
-            key: &self.item.key,
-            subscription: &self.shared.settings.name,
-            attempt,
-            ordering_key: self.item.ordering_key(),
-            timeout: self.shared.settings.callback_timeout,
-        };
-        let verdict = self.shared.forwarder.forward(request).await;
-        self.shared.metrics.attempt_seconds(started.elapsed().as_secs_f64());
-        self.shared.metrics.verdict(verdict.as_str());
-        let gone = matches!(verdict, Verdict::Retry { reason: RetryReason::Gone, .. });
-        self.shared.endpoint_gone(gone);
-        if let Verdict::Retry { reason, status, detail, .. } = &verdict {
-            self.shared.metrics.retry(*reason);
-            tracing::debug!(key = ?self.item.key, attempt, ?reason, status, detail, "to be tried again");
-        }
-        verdict
     }
 
     /// Commits the decision. `Err`: the claim was lost.
     async fn record(self, held: &Held<'_>, decision: &Decision) -> Result<Ending, Look> {
-        let fingerprint = &self.item.fingerprint;
         match decision {
-            Decision::Complete(outcome) => {
-                let envelope = &self.item.delivery.envelope;
-                let completion = Completion {
-                    claim: held.lease.claim().clone(),
-                    record: identity::record(envelope, fingerprint.clone()),
-                    supersedes_dead: held.supersedes_dead,
-                };
-                let recorded = self.shared.hub.complete(&completion).await;
-                match recorded.answer {
-                    Settled::Done => Ok(Ending::row(*outcome, fingerprint.clone())),
-                    Settled::AlreadyProcessed { fingerprint } => {
-                        Ok(Ending::row(Outcome::Duplicate, fingerprint))
-                    }
-                    Settled::Lost(Look { processed: Some(row), .. }) if recorded.doubtful => {
-                        Ok(Ending::row(*outcome, row))
-                    }
-                    Settled::Lost(look) => Err(look),
-                }
-            }
-            Decision::DeadLetter { status, detail } => {
-                let mut letter = self.letter(DeadReason::Refused);
+            Decision::Complete(outcome) => self.complete(held, *outcome).await,
+            Decision::DeadLetter { status, detail, attempts } => {
+                let mut letter = letter::of(self.shared, self.item, DeadReason::Refused);
                 letter.token = Some(held.lease.claim().token);
-                letter.attempts = held.attempts;
+                letter.attempts = *attempts;
                 letter.last_status = Some(*status);
                 letter.last_error = Some(detail.clone());
-                let Some(recorded) = self.unless_lost(self.shared.hub.dead_letter(&letter)).await
+                let Some(recorded) = self.unless_lost(self.shared.hub.dead_letter(letter)).await
                 else {
                     return Ok(Ending { end: End::Release, row: None });
                 };
@@ -440,7 +259,7 @@ impl<'a> Journey<'a> {
                     }
                     // Our own commit, whose answer was lost.
                     Settled::Lost(Look { processed: None, dead })
-                        if recorded.doubtful && !dead.is_empty() => {}
+                        if recorded.doubtful && letter::is_among(self.item, &dead) => {}
                     Settled::Lost(look) => return Err(look),
                 }
                 tracing::warn!(key = ?self.item.key, status, detail, "refused by the application; kept as a dead letter");
@@ -449,20 +268,36 @@ impl<'a> Journey<'a> {
         }
     }
 
-    /// The id is known to the inbox: a duplicate of some kind, unless its content differs.
-    async fn known(self, row: Option<Fingerprint>, outcome: Outcome) -> End {
+    async fn complete(self, held: &Held<'_>, outcome: Outcome) -> Result<Ending, Look> {
+        let fingerprint = &self.item.fingerprint;
+        let completion = Completion {
+            claim: held.lease.claim().clone(),
+            record: identity::record(&self.item.delivery.envelope, fingerprint.clone()),
+            supersedes_dead: held.supersedes_dead,
+        };
+        let recorded = self.shared.hub.complete(&completion).await;
+        match recorded.answer {
+            Settled::Done => Ok(Ending::row(outcome, fingerprint.clone())),
+            Settled::AlreadyProcessed { fingerprint } => {
+                Ok(Ending::row(Outcome::Duplicate, fingerprint))
+            }
+            // Our own commit, whose answer was lost.
+            Settled::Lost(Look { processed: Some(row), .. })
+                if recorded.doubtful
+                    && !Fingerprint::conflict(row.as_ref(), fingerprint.as_ref()) =>
+            {
+                Ok(Ending::row(outcome, row))
+            }
+            Settled::Lost(look) => Err(look),
+        }
+    }
+
+    /// The row exists: a duplicate of some kind, unless its content differs.
+    async fn processed(self, row: Option<Fingerprint>, outcome: Outcome) -> End {
         if !Fingerprint::conflict(row.as_ref(), self.item.fingerprint.as_ref()) {
             return End::Ack(outcome);
         }
-        self.shared.metrics.id_conflict();
-        let on_conflict = self.shared.settings.identity.on_conflict;
-        tracing::warn!(
-            key = ?self.item.key,
-            origin = %self.item.delivery.envelope.origin,
-            ?on_conflict,
-            "the same message id with another content"
-        );
-        match on_conflict {
+        match self.conflict() {
             OnIdConflict::Duplicate => End::Ack(Outcome::Duplicate),
             OnIdConflict::DeadLetter => {
                 self.dead_letter_unclaimed(DeadReason::IdConflict, Outcome::IdConflict).await
@@ -470,45 +305,86 @@ impl<'a> Journey<'a> {
         }
     }
 
+    /// A dead letter has this id: the same copy, or another content, of which nothing is kept
+    /// yet, whatever the policy for duplicates of what was processed.
+    async fn dead(self, row: Option<Fingerprint>) -> End {
+        if !Fingerprint::conflict(row.as_ref(), self.item.fingerprint.as_ref()) {
+            return End::Ack(Outcome::DeadDuplicate);
+        }
+        self.conflict();
+        self.dead_letter_unclaimed(DeadReason::IdConflict, Outcome::IdConflict).await
+    }
+
+    fn conflict(self) -> OnIdConflict {
+        let on_conflict = self.shared.settings.identity.on_conflict;
+        self.shared.metrics.id_conflict();
+        tracing::warn!(
+            key = ?self.item.key,
+            origin = %self.item.delivery.envelope.origin,
+            ?on_conflict,
+            "the same message id with another content"
+        );
+        on_conflict
+    }
+
+    /// A body above the limit leaves a row without the body, unless the inbox has the message.
+    async fn too_large(self) -> End {
+        let Some(look) = self.unless_stopped(self.shared.hub.look(&self.item.key)).await else {
+            return End::Release;
+        };
+        if let Some(fingerprint) = look.processed {
+            return self.processed(fingerprint, Outcome::Duplicate).await;
+        }
+        let known = look.dead.iter().any(|row| {
+            !Fingerprint::conflict(row.fingerprint.as_ref(), self.item.fingerprint.as_ref())
+        });
+        if known {
+            return End::Ack(Outcome::DeadDuplicate);
+        }
+        self.dead_letter_unclaimed(DeadReason::BodyTooLarge, Outcome::DeadLettered).await
+    }
+
     /// A dead letter that needs no claim: nobody else decides about this copy.
     async fn dead_letter_unclaimed(self, reason: DeadReason, outcome: Outcome) -> End {
-        let letter = self.letter(reason);
-        if self.unless_lost(self.shared.hub.dead_letter(&letter)).await.is_none() {
-            return End::Release;
-        }
-        tracing::warn!(key = ?self.item.key, ?reason, "kept as a dead letter");
-        End::Ack(outcome)
-    }
-
-    fn letter(self, reason: DeadReason) -> DeadLetter {
-        let envelope = &self.item.delivery.envelope;
-        let body_kept = reason != DeadReason::BodyTooLarge;
-        let last_error = (!body_kept).then(|| {
-            let body = envelope.body.as_deref().unwrap_or_default();
-            let digest = hex::encode(Sha256::digest(body));
-            format!("body of {} bytes is above body_bytes_max; sha256 {digest}", body.len())
-        });
-        DeadLetter {
-            key: self.item.key.clone(),
-            token: None,
-            subscription: self.shared.settings.name.clone(),
-            lane: self.item.lane.clone(),
-            envelope: envelope.clone(),
-            body_kept,
-            fingerprint: self.item.fingerprint.clone(),
-            attempts: 0,
-            last_status: None,
-            last_error,
-            reason,
+        let letter = match reason {
+            DeadReason::BodyTooLarge => letter::without_body(self.shared, self.item).await,
+            _ => letter::of(self.shared, self.item, reason),
+        };
+        match self.unless_lost(self.shared.hub.dead_letter(letter)).await {
+            None => End::Release,
+            Some(recorded) if recorded.answer == Settled::Done => {
+                tracing::warn!(key = ?self.item.key, ?reason, "kept as a dead letter");
+                End::Ack(outcome)
+            }
+            Some(recorded) => {
+                tracing::error!(key = ?self.item.key, answer = ?recorded.answer, "a dead letter without a claim was not written: a bug of the store; the delivery goes back");
+                End::Release
+            }
         }
     }
 
-    fn is_stopped(self) -> bool {
+    /// Held for `hold_max`, where going back does no harm.
+    pub(super) fn may_go_back(self) -> bool {
+        self.hold_left() == Some(Duration::ZERO)
+    }
+
+    /// How much longer the delivery may be held; `None` where it must not go back.
+    fn hold_left(self) -> Option<Duration> {
+        let count = match self.item.delivery.envelope.origin {
+            Origin::RabbitMq { delivery_count, .. } => delivery_count.unwrap_or(0),
+            Origin::Kafka { .. } | Origin::Memory { .. } => 0,
+        };
+        let releasable = self.shared.releasable && count < DELIVERY_COUNT_MAX;
+        let until = self.item.delivery.received_at + self.shared.settings.hold_max;
+        releasable.then(|| until.saturating_duration_since(Instant::now()))
+    }
+
+    pub(super) fn is_stopped(self) -> bool {
         !self.item.delivery.fence.is_open() || self.shared.draining.is_cancelled()
     }
 
     /// `None` if work was stopped first. Only for futures that may be dropped.
-    async fn unless_stopped<T>(self, future: impl Future<Output = T>) -> Option<T> {
+    pub(super) async fn unless_stopped<T>(self, future: impl Future<Output = T>) -> Option<T> {
         if self.is_stopped() {
             return None;
         }
@@ -516,6 +392,17 @@ impl<'a> Journey<'a> {
             value = future => Some(value),
             () = self.item.delivery.fence.closed() => None,
             () = self.shared.draining.cancelled() => None,
+        }
+    }
+
+    /// As [`Journey::unless_stopped`]; `None` too once the delivery has to go back.
+    pub(super) async fn unless_held_too_long<T>(
+        self,
+        future: impl Future<Output = T>,
+    ) -> Option<T> {
+        match self.hold_left() {
+            Some(left) => self.unless_stopped(tokio::time::timeout(left, future)).await?.ok(),
+            None => self.unless_stopped(future).await,
         }
     }
 
@@ -530,36 +417,15 @@ impl<'a> Journey<'a> {
         }
     }
 
-    async fn sleep(self, duration: Duration) -> Option<()> {
+    pub(super) async fn sleep(self, duration: Duration) -> Option<()> {
         self.unless_stopped(tokio::time::sleep(duration)).await
     }
 
-    async fn slot(self, slots: &'a tokio::sync::Semaphore) -> Option<SemaphorePermit<'a>> {
+    pub(super) async fn slot(
+        self,
+        slots: &'a tokio::sync::Semaphore,
+    ) -> Option<SemaphorePermit<'a>> {
         // Never closed.
         self.unless_stopped(slots.acquire()).await?.ok()
-    }
-}
-
-/// Counts a delivery among those held beyond `hold_max`, and says so once.
-struct Hold<'a> {
-    shared: &'a Shared,
-    counted: bool,
-}
-
-impl Hold<'_> {
-    fn tell(&mut self, key: &InboxKey, attempts: u32) {
-        if !self.counted {
-            self.counted = true;
-            self.shared.metrics.held(self.shared.held.fetch_add(1, Relaxed) + 1);
-            tracing::warn!(?key, attempts, "held longer than hold_max: tried on in place");
-        }
-    }
-}
-
-impl Drop for Hold<'_> {
-    fn drop(&mut self) {
-        if self.counted {
-            self.shared.metrics.held(self.shared.held.fetch_sub(1, Relaxed) - 1);
-        }
     }
 }

@@ -61,7 +61,10 @@ impl Keeper {
             let claims: Vec<Claim> =
                 lock(&self.held).values().map(|held| held.claim.clone()).collect();
             for chunk in claims.chunks(RENEWAL_MEMBERS_MAX) {
-                self.renew(&*store, chunk).await;
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = self.renew(&*store, chunk) => {}
+                }
             }
         }
     }

@@ -8,6 +8,7 @@
 //! What it does not do: no broker, database or HTTP library is named here, and no database
 //! transaction is open while the application is called.
 
+mod attempt;
 mod batcher;
 mod budget;
 mod flights;
@@ -19,6 +20,7 @@ mod journey;
 mod json;
 mod keeper;
 mod lanes;
+mod letter;
 mod newcomer;
 mod settings;
 mod subscription;

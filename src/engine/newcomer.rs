@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use inboxd_contract::{Delivery, Envelope, Origin};
+use inboxd_contract::{Delivery, Envelope, Fence, Origin};
 
 use super::budget::{Budget, Permit};
 use super::settings::IdentitySettings;
@@ -26,6 +26,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub(super) struct Newcomer {
     /// The policy applies: nothing is held any more.
     settled: bool,
+    /// That ids were seen is noted beside the inbox.
+    noted: bool,
     held: Vec<(Delivery, Permit)>,
     held_max: usize,
 }
@@ -34,6 +36,7 @@ impl Newcomer {
     pub(super) fn new(settings: &IdentitySettings, unsettled_max: Option<usize>) -> Self {
         Self {
             settled: settings.on_missing_is_explicit,
+            noted: settings.on_missing_is_explicit,
             held: Vec::new(),
             held_max: unsettled_max.unwrap_or(HELD_MAX).clamp(1, HELD_MAX),
         }
@@ -45,6 +48,7 @@ impl Newcomer {
             match shared.hub.store().note(&note_key(shared)).await {
                 Ok(note) => {
                     self.settled = note.is_some();
+                    self.noted = self.settled;
                     return;
                 }
                 Err(error) => {
@@ -68,46 +72,50 @@ impl Newcomer {
         if self.settled {
             return Some((delivery, permit));
         }
+        tracing::debug!("held: no message of this subscription carried an id yet");
         self.held.push((delivery, permit));
         None
     }
 
     /// A delivery carried an id: from now on the policy applies, to what was held first.
     pub(super) async fn an_id_was_seen(&mut self, shared: &Shared) -> Vec<(Delivery, Permit)> {
-        if self.settled {
-            return Vec::new();
-        }
         self.settled = true;
-        if let Err(error) = shared.hub.store().note_once(&note_key(shared), "yes").await {
-            // Only a memory aid: the next delivery with an id after a restart writes it.
-            tracing::debug!(%error, "could not note that ids were seen");
+        if !self.noted {
+            match shared.hub.store().note_once(&note_key(shared), "yes").await {
+                Ok(_) => self.noted = true,
+                // The next delivery with an id tries again.
+                Err(error) => tracing::debug!(%error, "could not note that ids were seen"),
+            }
         }
         std::mem::take(&mut self.held)
     }
 
     /// No id was seen and no more deliveries are to be waited for.
     pub(super) fn must_pause(&mut self, budget: &Budget) -> bool {
-        self.held.retain(|(delivery, _)| delivery.fence.is_open());
+        self.let_go();
         self.is_holding() && (self.held.len() >= self.held_max || budget.is_full())
     }
 
-    /// Says what was found and holds until the subscription ends. Settles nothing.
-    pub(super) async fn pause(&mut self, shared: &Shared) {
-        if let Some((delivery, _)) = self.held.first() {
-            let reason = explain(self.held.len(), &delivery.envelope);
-            tracing::error!(subscription = %shared.settings.name, reason, "paused");
-            shared.metrics.paused(true);
-            shared.health.set_paused(Some(reason));
-        }
-        loop {
+    /// Says what was found and holds, settling nothing, until the broker has taken everything
+    /// back (`next`: the fence of one that is not among the held).
+    pub(super) async fn pause(&mut self, shared: &Shared, next: Option<&Fence>) {
+        self.let_go();
+        let Some((delivery, _)) = self.held.first() else { return };
+        let reason = explain(self.held.len(), &delivery.envelope);
+        tracing::error!(subscription = %shared.settings.name, reason, "paused");
+        shared.metrics.paused(true);
+        shared.health.set_paused(Some(reason));
+        while self.is_holding() && next.is_none_or(Fence::is_open) {
             tokio::time::sleep(LOOK_EVERY).await;
-            self.held.retain(|(delivery, _)| delivery.fence.is_open());
+            self.let_go();
         }
+        shared.metrics.paused(false);
+        shared.health.set_paused(None);
     }
 
-    /// Lets everything go.
-    pub(super) fn forget(&mut self) {
-        self.held.clear();
+    /// What the broker took back is no longer held.
+    fn let_go(&mut self) {
+        self.held.retain(|(delivery, _)| delivery.fence.is_open());
     }
 }
 

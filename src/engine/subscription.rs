@@ -4,10 +4,12 @@
 //! ends; a forward that is cut keeps its claim until it runs out; the source is closed last, so
 //! that heartbeats, polling and acks go on while forwards finish.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use inboxd_contract::{Forwarder, Source, SourceError, SourceStatus};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
@@ -42,6 +44,8 @@ pub(super) struct Shared {
     pub(super) claim_slots: Semaphore,
     /// POSTs under way.
     pub(super) post_slots: Semaphore,
+    /// Nothing more is taken from the source.
+    pub(super) intake_stop: CancellationToken,
     /// Nothing new starts.
     pub(super) draining: CancellationToken,
     /// What still runs is cut.
@@ -55,6 +59,13 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// The subscription cannot go on: nothing new starts, and whoever waits is told.
+    pub(super) fn fail(&self, reason: &str, ended: &watch::Sender<Option<String>>) {
+        self.health.failed(reason);
+        self.draining.cancel();
+        ended.send_replace(Some(reason.to_owned()));
+    }
+
     /// Pauses the subscription on 410, and lets it go on when the endpoint is back.
     pub(super) fn endpoint_gone(&self, gone: bool) {
         let changed = self.gone.send_if_modified(|was| std::mem::replace(was, gone) != gone);
@@ -86,7 +97,7 @@ pub struct DrainReport {
 /// A running subscription.
 pub struct Subscription {
     shared: Arc<Shared>,
-    intake: Mutex<Option<JoinHandle<IntakeEnd>>>,
+    intake: Mutex<Option<JoinHandle<Option<IntakeEnd>>>>,
     watcher: JoinHandle<()>,
     ended: watch::Receiver<Option<String>>,
 }
@@ -110,6 +121,7 @@ impl Subscription {
             budget: Budget::new(settings.in_flight_max, settings.in_flight_bytes_max),
             claim_slots: Semaphore::new(settings.concurrency * 2),
             post_slots: Semaphore::new(settings.concurrency),
+            intake_stop: CancellationToken::new(),
             draining: CancellationToken::new(),
             cut: CancellationToken::new(),
             releasable: source.traits().releasable,
@@ -122,7 +134,7 @@ impl Subscription {
         });
         let watcher = tokio::spawn(watch_status(source.status(), metrics, health));
         let (end, ended) = watch::channel(None);
-        let intake = tokio::spawn(Intake::new(shared.clone(), source).run(end));
+        let intake = tokio::spawn(run_intake(shared.clone(), source, end));
         Self { shared, intake: Mutex::new(Some(intake)), watcher, ended }
     }
 
@@ -149,9 +161,9 @@ impl Subscription {
         self.shared.tasks.len()
     }
 
-    /// Starts nothing new from now on; [`Subscription::drain`] does so too.
+    /// Takes nothing more from now on; [`Subscription::drain`] does so too.
     pub fn stop(&self) {
-        self.shared.draining.cancel();
+        self.shared.intake_stop.cancel();
     }
 
     /// Starts nothing new, lets forwards finish and commit until shortly before
@@ -160,17 +172,16 @@ impl Subscription {
         self.stop();
         let intake = self.intake.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(intake) = intake else { return DrainReport { cut: 0, closed: Ok(()) } };
-        let mut source = match intake.await {
-            Ok(end) => end.source,
-            Err(error) => {
-                tracing::error!(subscription = %self.name(), %error, "the intake panicked");
-                None
-            }
-        };
+        let end = intake.await.ok().flatten();
+        let (mut source, not_started) =
+            end.map_or((None, None), |end| (end.source, Some(end.not_started)));
         if let Some(source) = &mut source {
             // A broker that hangs must not eat the grace period of what is at the application.
             let _ = tokio::time::timeout(STOP_TAKING_MAX, source.stop_taking()).await;
         }
+        // Only now: an ordered source that gets a delivery back while it still takes starts over.
+        self.shared.draining.cancel();
+        drop(not_started);
         let cut = self.finish(deadline).await;
         let closed = match source {
             Some(source) => {
@@ -215,6 +226,22 @@ impl Drop for Subscription {
             intake.abort();
         }
     }
+}
+
+/// A panic of the intake ends the subscription as a permanent error of its source does.
+async fn run_intake(
+    shared: Arc<Shared>,
+    source: Box<dyn Source>,
+    ended: watch::Sender<Option<String>>,
+) -> Option<IntakeEnd> {
+    let intake = Intake::new(shared.clone(), source).run(ended.clone());
+    let end = AssertUnwindSafe(intake).catch_unwind().await.ok();
+    if end.is_none() {
+        let reason = "the intake panicked: a bug of inboxd; restart it and report the log";
+        tracing::error!(subscription = %shared.settings.name, "{reason}");
+        shared.fail(reason, &ended);
+    }
+    end
 }
 
 async fn watch_status(

@@ -176,12 +176,17 @@ impl Envelope {
         }
     }
 
-    /// The bytes that this envelope holds, for the memory budget.
+    /// The bytes that this envelope holds in memory, for the budget: contents, and what each
+    /// header costs besides.
     pub fn bytes(&self) -> usize {
         let headers: usize = self
             .headers
             .iter()
-            .map(|header| header.name.len() + header.value.as_ref().map_or(0, Bytes::len))
+            .map(|header| {
+                size_of::<Header>()
+                    + header.name.len()
+                    + header.value.as_ref().map_or(0, Bytes::len)
+            })
             .sum();
         self.body.as_ref().map_or(0, Bytes::len) + self.key.as_ref().map_or(0, Bytes::len) + headers
     }

@@ -11,6 +11,7 @@ pub const MESSAGE_ID_BYTES_MAX: usize = 512;
 pub const CONSUMER_ID_BYTES_MAX: usize = 128;
 
 const HASH_PREFIX: &str = "sha256:";
+const GENERATED_PREFIX: &str = "generated:";
 
 /// A consumer id is unfit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -72,7 +73,7 @@ impl MessageId {
     /// The id for these bytes; `None` where they are blank (empty or ASCII white space alone).
     ///
     /// Bytes that a column could not hold, that are too long, or that begin with
-    /// `sha256:` become `sha256:<hex of SHA-256>`, so that no two byte-distinct ids meet.
+    /// `sha256:` or `generated:` become `sha256:<hex of SHA-256>`, so that no two byte-distinct ids meet.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if bytes.iter().all(u8::is_ascii_whitespace) {
             return None;
@@ -81,12 +82,23 @@ impl MessageId {
             Ok(text)
                 if text.len() <= MESSAGE_ID_BYTES_MAX
                     && !text.contains('\0')
-                    && !text.starts_with(HASH_PREFIX) =>
+                    && !text.starts_with(HASH_PREFIX)
+                    && !text.starts_with(GENERATED_PREFIX) =>
             {
                 Some(Self(text.into()))
             }
             _ => Some(Self(format!("{HASH_PREFIX}{}", hex::encode(Sha256::digest(bytes))).into())),
         }
+    }
+
+    /// An id made here for a message that has none: `generated:<unique>`, which no publisher can
+    /// set. Too long, it is hashed as a whole.
+    pub fn generated(unique: &str) -> Self {
+        let text = format!("{GENERATED_PREFIX}{unique}");
+        if text.len() <= MESSAGE_ID_BYTES_MAX {
+            return Self(text.into());
+        }
+        Self(format!("{HASH_PREFIX}{}", hex::encode(Sha256::digest(text))).into())
     }
 
     /// An id as a store returned it: taken as it is.

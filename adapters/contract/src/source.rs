@@ -48,7 +48,7 @@ pub enum Settlement {
 /// The adapter's side of an [`Acker`]. Must not block: it records the wish, the
 /// source's own task or thread carries it out.
 pub trait Settle: Send + Sync {
-    /// Called exactly once.
+    /// Called exactly once, possibly while a task unwinds or the runtime ends: must not panic.
     fn settle(self: Box<Self>, settlement: Settlement);
 }
 
@@ -269,11 +269,17 @@ pub trait Source: Send + 'static {
 
     /// How long the broker can redeliver, by stream (topic or queue). Called after the
     /// status was ready once; answers within a few seconds.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
     async fn redelivery_horizon(&mut self) -> Vec<(String, RedeliveryHorizon)>;
 
     /// Stops taking: after this `next_batch` is not called again. What the source holds
     /// itself goes back (where its order rules allow), fences stay open, acks
-    /// and heartbeats go on.
+    /// and heartbeats go on. Deliveries that were handed over are released only after it.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: it may be given up at a deadline, and close follows.
     async fn stop_taking(&mut self);
 
     /// Carries out the settlements made so far (acks answered, offsets committed), then leaves.

@@ -196,7 +196,8 @@ pub enum DeadReason {
 pub struct DeadLetter {
     /// The message.
     pub key: InboxKey,
-    /// The claim that is removed; `None` where none is needed (id conflict, no id).
+    /// The claim that is removed; `None` where none is needed (id conflict, no id): then the
+    /// letter is written in any case, and the answer is [`Settled::Done`].
     pub token: Option<Token>,
     /// The subscription's name.
     pub subscription: Arc<str>,
@@ -242,7 +243,8 @@ pub struct ParkedCopy {
 /// Gives a claim up.
 #[derive(Debug, Clone)]
 pub struct Release {
-    /// The claim; its row stays, expired and free, and keeps the attempts.
+    /// The claim; its row stays, expired and free, and keeps the attempts but not the token, so
+    /// that a renewal already on its way revives nothing.
     pub claim: Claim,
     /// Takes the attempt back that the claim (or the last count) added: no verdict came of it.
     pub attempt_back: bool,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use inboxd::engine::{OnIdConflict, OnMissingId};
+use inboxd_conformance::{ensure, eventually};
 use inboxd_contract::{ConsumerId, InboxStore as _, Outcome};
 use inboxd_memory::{MemoryBrokerOptions, MemoryStore, MemoryTable};
 
@@ -179,4 +180,83 @@ async fn a_body_that_is_too_large_leaves_a_trace_and_blocks_nobody() {
     let copy = store.parked(&key("large")).await.unwrap().remove(0);
     assert_eq!(copy.envelope.body, None);
     assert!(copy.last_error.unwrap().contains("524289 bytes"));
+}
+
+/// Of a conflict with a dead letter nothing is kept yet: it is never taken for a duplicate.
+#[tokio::test(start_paused = true)]
+async fn another_content_than_a_dead_letter_s_is_kept_whatever_the_policy() {
+    let world = World::log(Application::new(|_, _| (Duration::from_millis(1), refused())));
+    let mut lenient = settings();
+    lenient.identity.on_conflict = OnIdConflict::Duplicate;
+    let instance = world.start_with(lenient);
+    world.broker.publish(0, with_body("m1", b"one"));
+    world.drained().await;
+    world.broker.publish(0, with_body("m1", b"two"));
+    world.drained().await;
+    assert_eq!(world.database.rows_of(MemoryTable::Parked, &key("m1")), 2);
+    assert_eq!(instance.outcomes(Outcome::IdConflict), 1);
+}
+
+/// A copy without its body never replaces one that has it.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_too_large_does_not_wipe_one_that_was_kept() {
+    let world = World::log(Application::new(|_, _| (Duration::from_millis(1), refused())));
+    let mut folding = settings();
+    folding.identity.fingerprint = inboxd::engine::FingerprintOf::Off;
+    let instance = world.start_with(folding);
+    world.broker.publish(0, with_body("m1", b"kept"));
+    world.drained().await;
+    world.broker.publish(0, with_body("m1", &vec![7; (1 << 19) + 1]));
+    world.drained().await;
+    let store = MemoryStore::new(world.database.clone());
+    let copies = store.parked(&key("m1")).await.unwrap();
+    assert_eq!(copies.len(), 1);
+    assert_eq!(copies[0].envelope.body.as_deref(), Some(b"kept".as_slice()));
+    assert_eq!(instance.outcomes(Outcome::DeadDuplicate), 1);
+}
+
+/// Large bodies fill the byte budget before twenty deliveries are held.
+#[tokio::test(start_paused = true)]
+async fn a_newcomer_pauses_when_what_it_holds_takes_the_whole_budget() {
+    let world = World::log(Application::accepting());
+    let instance = world.start();
+    for number in 0..10_u8 {
+        world.broker.publish(0, bare(&vec![number; 200 * 1_024]));
+    }
+    instance.paused().await;
+    assert_eq!(world.broker.unsettled(), 10);
+}
+
+/// The same, but the delivery that does not fit carries an id.
+#[tokio::test(start_paused = true)]
+async fn an_id_behind_a_full_budget_of_deliveries_without_one_is_seen() {
+    let world = World::log(Application::accepting());
+    let instance = world.start();
+    for number in 0..5_u8 {
+        world.broker.publish(0, bare(&vec![number; 200 * 1_024]));
+    }
+    world.broker.publish(0, with_body("m1", &vec![9; 200 * 1_024]));
+    world.drained().await;
+    assert_eq!(instance.outcomes(Outcome::Processed), 1);
+    assert_eq!(instance.outcomes(Outcome::DeadLettered), 5);
+}
+
+/// A pause ends when the broker has taken back all that was held; here it comes again, and this
+/// time one with an id follows.
+#[tokio::test(start_paused = true)]
+async fn a_newcomer_goes_on_when_the_broker_took_back_what_it_held() {
+    let world = World::log(Application::accepting());
+    let instance = world.start();
+    world.broker.publish(0, bare(b"none"));
+    instance.paused().await;
+    world.broker.revoke(0);
+    eventually(PATIENCE, async || {
+        let readiness = instance.health.readiness();
+        ensure(readiness.ready, format!("{readiness:?}"))
+    })
+    .await;
+    world.broker.publish(1, message("m1"));
+    world.drained().await;
+    assert_eq!(instance.outcomes(Outcome::Processed), 1);
+    assert_eq!(instance.outcomes(Outcome::DeadLettered), 1);
 }

@@ -302,3 +302,54 @@ async fn a_locked_message_waits_alone() {
     world.drained().await;
     assert_eq!(world.application.accepted()["m1"], 1);
 }
+
+/// What the application accepted is recorded, not asked again, though the claim was lost and
+/// whoever took it over died.
+#[tokio::test(start_paused = true)]
+async fn an_acceptance_outlives_the_claim_it_was_made_under() {
+    let world = World::log(Application::new(|_, attempt| match attempt {
+        1 => (60_000 * MS, accepted()),
+        _ => (10_000_000 * MS, retry(RetryReason::Timeout)),
+    }));
+    let stalled = world.start();
+    world.publish(["m1"]);
+    world.called("m1", 1).await;
+    for _ in 0..1_000 {
+        stalled.faults.push(StoreCall::Renew, StoreFault::at(FaultPoint::BeforeCommit));
+    }
+    let other = world.start();
+    world.broker.publish(1, message("m1"));
+    world.called("m1", 2).await;
+    other.crash();
+    eventually(PATIENCE, async || {
+        let rows = world.database.rows_of(MemoryTable::Messages, &key("m1"));
+        ensure(rows == 1, "no row yet")
+    })
+    .await;
+    world.drained().await;
+    assert_eq!(world.application.calls_of("m1"), 2);
+}
+
+/// 410 while nothing is under way any more: one delivery at a time asks whether it is back.
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_that_is_gone_is_asked_again_when_everything_went_back() {
+    let gone = Arc::new(AtomicBool::new(true));
+    let state = gone.clone();
+    let world = World::queue(Application::new(move |_, _| match state.load(SeqCst) {
+        true => (MS, retry(RetryReason::Gone)),
+        false => (MS, accepted()),
+    }));
+    let mut short = settings();
+    short.hold_max = Duration::from_secs(60);
+    let instance = world.start_with(short);
+    world.publish(["m1", "m2"]);
+    eventually(PATIENCE, async || {
+        let released = instance.outcomes(Outcome::Released);
+        ensure(released >= 2, format!("{released} released"))
+    })
+    .await;
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    gone.store(false, SeqCst);
+    world.drained().await;
+    assert_eq!(instance.outcomes(Outcome::Processed), 2);
+}

@@ -1,0 +1,231 @@
+//! Claiming a message and calling the application for it.
+//!
+//! Invariants: a forward begins only under a claim with time left on its lease; one
+//! attempt is counted for each POST, before it, and taken back where no verdict came of it;
+//! a message that cannot be claimed now holds no slot while it waits.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use inboxd_contract::{
+    Attempt, ClaimAnswer, Fingerprint, ForwardRequest, InboxKey, Look, Outcome, RetryReason,
+    Verdict,
+};
+use std::time::Duration;
+use tokio::sync::SemaphorePermit;
+use tokio::time::Instant;
+
+use super::hub::{Claim, Hub};
+use super::journey::{Decision, Journey};
+use super::keeper::Lease;
+use super::subscription::Shared;
+
+/// The least time between two looks at a message that somebody else has.
+const BUSY_WAIT_MIN: Duration = Duration::from_millis(20);
+
+/// A claim in hand.
+pub(super) struct Held<'a> {
+    pub(super) lease: Lease,
+    pub(super) attempts: u32,
+    pub(super) supersedes_dead: bool,
+    /// Until the first POST is over.
+    slot: Option<SemaphorePermit<'a>>,
+}
+
+/// What claiming came to.
+pub(super) enum Claimed<'a> {
+    Held(Held<'a>),
+    /// The row exists; its fingerprint.
+    Processed(Option<Fingerprint>),
+    /// A dead letter that is this copy, or another content; its fingerprint.
+    Dead(Option<Fingerprint>),
+    /// Nothing more may start, or the delivery has to go back.
+    Stopped,
+}
+
+/// How the attempts at the application ended.
+pub(super) enum Tried {
+    Decided(Decision),
+    /// The claim is gone: look at what is there.
+    Lost(Look),
+    /// The lease ran out before the attempt began: claim from the start.
+    Again,
+    /// No verdict, and none to be waited for.
+    GiveUp {
+        attempt_back: bool,
+    },
+}
+
+impl<'a> Journey<'a> {
+    /// Asks for a claim until there is an answer that is not "busy". With `decided` it goes on
+    /// although nothing more may start: what the application decided is still to be recorded.
+    pub(super) async fn claim(self, decided: bool) -> Claimed<'a> {
+        let hub = &self.shared.hub;
+        let mut alone = false;
+        loop {
+            let slot = match decided {
+                true => None,
+                false => match self.slot(&self.shared.claim_slots).await {
+                    Some(slot) => Some(slot),
+                    None => return Claimed::Stopped,
+                },
+            };
+            let position = self.item.delivery.envelope.origin.position();
+            let fingerprint = self.item.fingerprint.clone();
+            let stopped = || !decided && self.is_stopped();
+            let claim = hub.claim(&self.item.key, fingerprint, position, alone, stopped).await;
+            let (answer, lease) = match claim {
+                Claim::Answered { answer, lease } => (answer, lease),
+                Claim::Locked => {
+                    alone = true;
+                    (ClaimAnswer::Busy { wait: hub.lease() / 10 }, None)
+                }
+                Claim::Stopped => return Claimed::Stopped,
+            };
+            let (attempts, supersedes_dead) = match answer {
+                ClaimAnswer::Fresh { attempts } => (attempts, false),
+                ClaimAnswer::Dead { held: Some(attempts), .. } => (attempts, true),
+                ClaimAnswer::Processed { fingerprint } => return Claimed::Processed(fingerprint),
+                ClaimAnswer::Dead { fingerprint, held: None } => return Claimed::Dead(fingerprint),
+                ClaimAnswer::Busy { wait } => {
+                    drop(slot);
+                    let wait = wait.min(hub.lease() / 10).max(BUSY_WAIT_MIN);
+                    if decided {
+                        tokio::time::sleep(wait).await;
+                    } else if self.unless_held_too_long(tokio::time::sleep(wait)).await.is_none() {
+                        return Claimed::Stopped;
+                    }
+                    continue;
+                }
+            };
+            let Some(lease) = lease else {
+                unreachable!("an answer that holds comes with a lease")
+            };
+            return Claimed::Held(Held { lease, attempts, supersedes_dead, slot });
+        }
+    }
+
+    /// POSTs until the application decides, the claim is lost or nothing more may start.
+    pub(super) async fn attempts(self, held: &mut Held<'a>) -> Tried {
+        let settings = &self.shared.settings;
+        let mut delays = Hub::backoff(&settings.retry);
+        let mut hold = Hold { shared: self.shared, counted: false };
+        let mut is_first = true;
+        loop {
+            if !std::mem::take(&mut is_first) {
+                let count = self.shared.hub.count_attempt(held.lease.claim(), || self.is_stopped());
+                match count.await {
+                    Some(Attempt::Counted(attempts)) => held.attempts = attempts,
+                    Some(Attempt::Lost(look)) => return Tried::Lost(look),
+                    None => return Tried::GiveUp { attempt_back: false },
+                }
+            }
+            let Some(post_slot) = self.slot(&self.shared.post_slots).await else {
+                return Tried::GiveUp { attempt_back: true };
+            };
+            if let Some(tried) = self.ensure_valid(&held.lease).await {
+                return tried;
+            }
+            let verdict = self.post(held.attempts).await;
+            drop(post_slot);
+            held.slot = None;
+            let (reason, after) = match verdict {
+                Verdict::Accepted { .. } => {
+                    return Tried::Decided(Decision::Complete(Outcome::Processed));
+                }
+                Verdict::Drop { .. } => {
+                    return Tried::Decided(Decision::Complete(Outcome::Dropped));
+                }
+                Verdict::Refused { status, detail } => {
+                    let attempts = held.attempts;
+                    return Tried::Decided(Decision::DeadLetter { status, detail, attempts });
+                }
+                Verdict::Park { .. } => (RetryReason::Busy, None),
+                Verdict::Retry { reason, after, .. } => (reason, after),
+            };
+            if self.shared.draining.is_cancelled() {
+                // The application was told to stop together with us: no attempt was made.
+                return Tried::GiveUp { attempt_back: reason == RetryReason::Unreachable };
+            }
+            if self.may_go_back() {
+                return Tried::GiveUp { attempt_back: false };
+            }
+            if self.item.delivery.received_at.elapsed() >= settings.hold_max {
+                hold.tell(&self.item.key, held.attempts);
+            }
+            let bound = delays.next().unwrap_or(settings.retry.cap);
+            // The application may ask for more time than the backoff, never for less.
+            let delay = self.shared.hub.jitter(bound).max(after.unwrap_or_default());
+            if self.sleep(delay).await.is_none() {
+                return Tried::GiveUp { attempt_back: false };
+            }
+        }
+    }
+
+    /// A forward begins only with time left on the lease. Tries to get some; `Some` if
+    /// the attempt cannot go on.
+    async fn ensure_valid(self, lease: &Lease) -> Option<Tried> {
+        while !lease.has_time_left() {
+            self.shared.hub.renew(lease).await;
+            if lease.has_time_left() {
+                break;
+            }
+            match self.shared.hub.store().look(std::slice::from_ref(&self.item.key)).await {
+                Ok(looks) if looks.iter().any(|look| look.processed.is_some()) => {
+                    return looks.into_iter().next().map(Tried::Lost);
+                }
+                // Taken over, or locked by somebody.
+                Ok(_) => return Some(Tried::Again),
+                Err(_) => {}
+            }
+            if self.sleep(self.shared.hub.lease() / 10).await.is_none() {
+                return Some(Tried::GiveUp { attempt_back: true });
+            }
+        }
+        self.is_stopped().then_some(Tried::GiveUp { attempt_back: true })
+    }
+
+    async fn post(self, attempt: u32) -> Verdict {
+        let started = Instant::now();
+        let request = ForwardRequest {
+            envelope: &self.item.delivery.envelope,
+            key: &self.item.key,
+            subscription: &self.shared.settings.name,
+            attempt,
+            ordering_key: self.item.ordering_key(),
+            timeout: self.shared.settings.callback_timeout,
+        };
+        let verdict = self.shared.forwarder.forward(request).await;
+        self.shared.metrics.attempt_seconds(started.elapsed().as_secs_f64());
+        self.shared.metrics.verdict(verdict.as_str());
+        let gone = matches!(verdict, Verdict::Retry { reason: RetryReason::Gone, .. });
+        self.shared.endpoint_gone(gone);
+        if let Verdict::Retry { reason, status, detail, .. } = &verdict {
+            self.shared.metrics.retry(*reason);
+            tracing::debug!(key = ?self.item.key, attempt, ?reason, status, detail, "to be tried again");
+        }
+        verdict
+    }
+}
+
+/// Counts a delivery among those held beyond `hold_max`, and says so once.
+struct Hold<'a> {
+    shared: &'a Shared,
+    counted: bool,
+}
+
+impl Hold<'_> {
+    fn tell(&mut self, key: &InboxKey, attempts: u32) {
+        if !std::mem::replace(&mut self.counted, true) {
+            self.shared.metrics.held(self.shared.held.fetch_add(1, Relaxed) + 1);
+            tracing::warn!(?key, attempts, "held longer than hold_max: tried on in place");
+        }
+    }
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        if self.counted {
+            self.shared.metrics.held(self.shared.held.fetch_sub(1, Relaxed) - 1);
+        }
+    }
+}

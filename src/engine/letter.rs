@@ -1,0 +1,73 @@
+//! Dead letters: what is kept of a message that will not be forwarded.
+//!
+//! Invariants: the copy is whole, but for a body above the limit, of which size and hash are
+//! kept, and for what a database refuses to take, which is then cut and named: a message that no
+//! database would take must not stop its lane for ever.
+
+use inboxd_contract::{DeadLetter, DeadReason, DeadRow, Envelope};
+use sha2::{Digest as _, Sha256};
+
+use super::journey::Item;
+use super::subscription::Shared;
+
+/// The whole message.
+pub(super) fn of(shared: &Shared, item: &Item, reason: DeadReason) -> DeadLetter {
+    DeadLetter {
+        key: item.key.clone(),
+        token: None,
+        subscription: shared.settings.name.clone(),
+        lane: item.lane.clone(),
+        envelope: item.delivery.envelope.clone(),
+        body_kept: true,
+        fingerprint: item.fingerprint.clone(),
+        attempts: 0,
+        last_status: None,
+        last_error: None,
+        reason,
+    }
+}
+
+/// Everything but the body, which is above the limit.
+pub(super) async fn without_body(shared: &Shared, item: &Item) -> DeadLetter {
+    let mut letter = of(shared, item, DeadReason::BodyTooLarge);
+    letter.body_kept = false;
+    let envelope = letter.envelope.clone();
+    // Hashing this much would stop the runtime for a while.
+    let digest = tokio::task::spawn_blocking(move || describe_body(&envelope)).await;
+    letter.last_error = Some(format!(
+        "above body_bytes_max: {}",
+        digest.unwrap_or_else(|_| "its size could not be taken".into())
+    ));
+    letter
+}
+
+/// What is left to keep of a letter that the database refuses: origin, ids and hashes.
+pub(super) fn cut(letter: &DeadLetter, refusal: &str) -> DeadLetter {
+    let whole = &letter.envelope;
+    let mut envelope = Envelope::new(whole.origin.clone(), None);
+    envelope.message_type = whole.message_type.clone().filter(|value| value.len() <= 256);
+    let mut cut = letter.clone();
+    cut.body_kept = false;
+    cut.lane = letter.lane.as_deref().map(|lane| Sha256::digest(lane).to_vec());
+    cut.envelope = envelope.into();
+    let said = letter.last_error.as_deref().unwrap_or("nothing");
+    let error = format!(
+        "the database refused the whole message ({refusal}); cut: {} and {} headers; before that: \
+         {said}",
+        describe_body(whole),
+        whole.headers.len(),
+    );
+    cut.last_error = Some(error.chars().filter(|c| *c != '\0').take(500).collect());
+    cut
+}
+
+/// Whether one of these rows is the letter that was written for this very delivery.
+pub(super) fn is_among(item: &Item, rows: &[DeadRow]) -> bool {
+    let position = item.delivery.envelope.origin.position();
+    rows.iter().any(|row| row.fingerprint == item.fingerprint && row.position == position)
+}
+
+fn describe_body(envelope: &Envelope) -> String {
+    let body = envelope.body.as_deref().unwrap_or_default();
+    format!("body of {} bytes with sha256 {}", body.len(), hex::encode(Sha256::digest(body)))
+}
