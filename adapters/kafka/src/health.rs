@@ -148,7 +148,11 @@ impl Health {
             return (SourcePhase::Failing, format!("Kafka refuses: {trouble}"));
         }
         if !self.alive {
-            let words = self.last_error.as_deref().unwrap_or("nothing was heard from one yet");
+            let silence = match self.was_alive {
+                true => "nothing was heard from one for a while",
+                false => "nothing was heard from one yet",
+            };
+            let words = self.last_error.as_deref().unwrap_or(silence);
             return (SourcePhase::Connecting, format!("no Kafka broker answers: {words}"));
         }
         if !self.joined {

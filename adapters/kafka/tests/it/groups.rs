@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use inboxd_conformance::{ensure, eventually};
 use inboxd_contract::{ErrorClass, Source};
-use inboxd_kafka::KafkaSource;
+use inboxd_kafka::{KafkaSource, StartAt};
 use rdkafka::admin::{AdminOptions, NewPartitions};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -297,6 +297,78 @@ async fn static_members_keep_their_partitions_and_a_fenced_one_ends() {
     came.into_iter().for_each(|delivery| delivery.acker.ack());
     let _ = second.close(Duration::from_secs(5)).await;
     close(third).await;
+}
+
+/// The group protocol of Kafka 4, which a property asks for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_new_group_protocol_drains_and_commits_too() {
+    let place = Place::new(2).await;
+    place.produce(0, &["a"]).await;
+    place.produce(1, &["b"]).await;
+    let open = || {
+        let mut config = place.config();
+        config.properties.remove("session.timeout.ms");
+        config.properties.remove("heartbeat.interval.ms");
+        config.properties.insert("group.protocol".into(), "consumer".into());
+        start(config)
+    };
+    let mut first = open();
+    let mut held = take(&mut first, 2).await;
+    ready(&first).await;
+    let second = open();
+    let moved = async {
+        tokio::select! {
+            () = held[0].fence.closed() => 0,
+            () = held[1].fence.closed() => 1,
+        }
+    };
+    let moved = held.remove(timeout(PATIENCE, moved).await.expect("one partition moves"));
+    assert!(!moved.fence.is_lost(), "it drains before it is lost");
+    let fence = moved.fence.clone();
+    moved.acker.ack();
+    timeout(PATIENCE, fence.lost()).await.expect("then it is handed over");
+    held.remove(0).acker.ack();
+    place.wait_committed(0, 1).await;
+    place.wait_committed(1, 1).await;
+    ready(&second).await;
+    close(first).await;
+    close(second).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_to_start_is_chosen() {
+    let place = Place::new(1).await;
+    place.produce(0, &["old"]).await;
+    let open = |at: StartAt| {
+        let mut config = place.config();
+        config.start = at;
+        config.group = format!("{at:?}-{}", place.group);
+        start(config)
+    };
+    let mut earliest = open(StartAt::Earliest);
+    assert_eq!(settle(&mut earliest, 1).await, ["old"]);
+    close(earliest).await;
+
+    let mut refusing = open(StartAt::Refuse);
+    let refused = timeout(PATIENCE, refusing.next_batch(WIDE)).await.expect("an answer");
+    let error = refused.expect_err("no offset is committed");
+    assert_eq!(error.class, ErrorClass::Permanent);
+    assert!(error.to_string().contains("`start`"), "{error}");
+    close(refusing).await;
+
+    let mut latest = open(StartAt::Latest);
+    ready(&latest).await;
+    // Its place in the log is found a moment after it has joined.
+    let mut round = 0;
+    let came = loop {
+        place.produce(0, &[format!("new{round}")]).await;
+        round += 1;
+        if let Ok(batch) = timeout(Duration::from_secs(1), latest.next_batch(WIDE)).await {
+            break ids(&batch.expect("the source goes on"));
+        }
+    };
+    assert!(!came.contains(&"old".to_owned()), "{came:?}");
+    close(latest).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
