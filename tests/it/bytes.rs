@@ -1,6 +1,8 @@
 //! What publishers put into messages, from both brokers to the application: forbidden bytes,
 //! reserved names, every type, text that is none, binary and large bodies.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use hex::encode as hex;
 use inboxd_conformance::app::{Answer, App, Post};
@@ -387,19 +389,23 @@ async fn sixteen_mebibytes_come_through_and_are_kept_as_a_dead_letter() {
 }
 
 /// B7: 4 MiB fifty times while the application is slow; `most_mib` bounds the sidecar's memory.
-async fn four_mebibytes_fifty_times(broker: Broker, database: DatabaseKind, most_mib: u64) {
+async fn four_mebibytes_fifty_times(
+    broker: Broker,
+    database: DatabaseKind,
+    keys: &str,
+    most_mib: u64,
+) {
     let what = format!("{:?}", broker.kind);
-    let keys = "in_flight_bytes_max = \"16 MiB\"\nconcurrency = 50\n";
-    let world = World::with(broker, Database::new(database), keys).await;
+    let keys = format!("in_flight_bytes_max = \"16 MiB\"\nconcurrency = 50\n{keys}");
+    let world = World::with(broker, Database::new(database), &keys).await;
     world.app.plan("m7", [Answer::status(413)]);
-    world.app.set_default(Answer::status(200).after(std::time::Duration::from_millis(20)));
-    let bodies: Vec<_> = (0..50).map(|n| random_bytes(n, 4 * MIB)).collect();
+    world.app.set_default(Answer::status(200).after(Duration::from_millis(20)));
+    // A few different ones: hashing takes long without optimisation.
+    let bodies: Vec<_> = (0..5).map(|n| random_bytes(n, 4 * MIB)).collect();
     let hashes: Vec<_> = bodies.iter().map(sha256).collect();
-    for (at, chunk) in bodies.chunks(10).enumerate() {
-        let messages = chunk
-            .iter()
-            .enumerate()
-            .map(|(n, body)| Message::id(format!("m{}", 10 * at + n)).body(body.clone()));
+    for tens in 0..5 {
+        let messages = (10 * tens..10 * tens + 10)
+            .map(|n| Message::id(format!("m{n}")).body(bodies[n % 5].clone()));
         world.broker.publish(messages).await;
     }
     let group = &world.broker.name;
@@ -410,12 +416,12 @@ async fn four_mebibytes_fifty_times(broker: Broker, database: DatabaseKind, most
         ensure((rows, dead) == (49, 1), format!("{what}: {rows} rows, {dead} dead; log:\n{log}"))
     })
     .await;
-    for (n, hash) in hashes.iter().enumerate() {
+    for n in 0..50 {
         let posts = world.app.ledger().posts(&format!("m{n}"));
-        assert!(posts.iter().all(|post| post.body_sha256 == *hash), "m{n}");
-        assert_eq!(posts.len(), 1, "m{n}");
+        let seen: Vec<_> = posts.iter().map(|post| (post.body_len, &post.body_sha256)).collect();
+        assert_eq!(seen, [(4 * MIB, &hashes[n % 5])], "m{n}");
     }
-    assert_eq!(dead_bodies(&world.database, &hashes[7]).await, 1, "kept to the byte");
+    assert_eq!(dead_bodies(&world.database, &hashes[7 % 5]).await, 1, "kept to the byte");
     let peak = world.sidecar.resident_peak_mib();
     println!("{what}: at most {peak} MiB resident");
     assert!(peak < most_mib, "{what}: {peak} MiB resident");
@@ -426,11 +432,11 @@ async fn four_mebibytes_fifty_times(broker: Broker, database: DatabaseKind, most
 async fn fifty_times_four_mebibytes_take_bounded_memory_from_rabbitmq() {
     let broker = Broker::new(BrokerKind::RabbitClassic).await.with_source_keys("prefetch = 50");
     // The client holds as much as the prefetch allows: here all of it.
-    four_mebibytes_fifty_times(broker, DatabaseKind::MariaDb, 400).await;
+    four_mebibytes_fifty_times(broker, DatabaseKind::MariaDb, "", 400).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fifty_times_four_mebibytes_take_bounded_memory_from_kafka() {
     let broker = Broker::new(BrokerKind::Kafka).await;
-    four_mebibytes_fifty_times(broker, DatabaseKind::Postgres, 200).await;
+    four_mebibytes_fifty_times(broker, DatabaseKind::Postgres, "fingerprint = \"off\"", 200).await;
 }

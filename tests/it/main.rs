@@ -4,10 +4,12 @@ mod engine;
 mod support;
 
 mod bytes;
+mod cost;
 mod database;
 mod demo;
 mod duplicates;
 mod http;
 mod identity;
+mod lifecycle;
 mod matrix;
 mod refusals;

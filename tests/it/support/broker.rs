@@ -90,12 +90,6 @@ impl Message {
         self.content_type = Some(content_type.to_owned());
         self
     }
-
-    /// With a content encoding.
-    pub fn content_encoding(mut self, content_encoding: &str) -> Self {
-        self.content_encoding = Some(content_encoding.to_owned());
-        self
-    }
 }
 
 /// A queue or topic with a unique name.
