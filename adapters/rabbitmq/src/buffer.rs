@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use inboxd_contract::{Delivery, Room};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 /// In order of arrival. Bounded by the prefetch: the broker sends no more than that unsettled, and
 /// what is in here is unsettled; what a lost channel left is cleared with it.
@@ -12,6 +12,8 @@ use tokio::sync::Notify;
 pub(crate) struct Buffer {
     deliveries: Mutex<VecDeque<Delivery>>,
     came: Notify,
+    /// Somebody has asked for deliveries.
+    wanted: watch::Sender<bool>,
 }
 
 impl Buffer {
@@ -37,6 +39,7 @@ impl Buffer {
         room: Room,
         give_up: impl Fn() -> Option<T>,
     ) -> Result<Vec<Delivery>, T> {
+        self.wanted.send_if_modified(|wanted| !std::mem::replace(wanted, true));
         loop {
             let came = self.came.notified();
             let taken = self.take_now(room);
@@ -48,6 +51,17 @@ impl Buffer {
             }
             came.await;
         }
+    }
+
+    /// Whether anybody has asked for deliveries yet.
+    pub(crate) fn is_wanted(&self) -> bool {
+        *self.wanted.borrow()
+    }
+
+    /// Waits until somebody has.
+    pub(crate) async fn wanted(&self) {
+        // The sender lives as long as this.
+        let _ = self.wanted.subscribe().wait_for(|wanted| *wanted).await;
     }
 
     /// Makes a waiting taker ask again whether to give up.

@@ -10,7 +10,7 @@
 //! - `multiple` covers acked deliveries only; no ack is awaited one by one.
 //! - No more than the prefetch is unsettled, here and at the broker, over reconnections too.
 //! - An ordered subscription neither nacks nor cancels, both reorder; it has the queue to itself.
-//! - The client never decodes what a publisher wrote: see [`wire`], and why.
+//! - The client never decodes what a publisher wrote: `wire` says why and how.
 //! - Nothing loops without a pause, and nothing that stops consumption is silent: it is in the
 //!   status, with what to do.
 //!

@@ -42,6 +42,10 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// A quorum queue's channel holds acks back while many are under way, and forgets them when it
 /// is closed: it is given this long between the last ack and the close.
 const QUORUM_PAUSE: Duration = Duration::from_millis(100);
+/// A release waits so long for a stop: whoever drains gives back what has not started and then
+/// stops taking. Told before that, it would come here again, and each time costs it one of a
+/// quorum queue's delivery limit.
+const RELEASE_PAUSE: Duration = Duration::from_millis(250);
 /// Settlements looked at in one turn.
 const TURN: usize = 512;
 
@@ -89,6 +93,8 @@ pub(crate) struct Session {
     fence: Fenced,
     tracker: AckTracker,
     bucket: TokenBucket,
+    /// No release is told before, while the session is taking.
+    release_from: Instant,
     /// Each delivery settles once, and the broker sends no more than the prefetch unsettled:
     /// that bounds this channel.
     settled_in: mpsc::UnboundedSender<Settled>,
@@ -107,13 +113,7 @@ impl Session {
     ) -> Result<Self, Trouble> {
         match timeout(ANSWER, Self::try_open(config, buffer, link, kind)).await {
             Ok(opened) => opened,
-            Err(_) => Err(Trouble::passing(
-                Remedy::Reconnect,
-                format!(
-                    "RabbitMQ at {} does not answer within {ANSWER:?}; connecting again",
-                    link.peer
-                ),
-            )),
+            Err(_) => Err(silent(link)),
         }
     }
 
@@ -124,21 +124,14 @@ impl Session {
         kind: &mut Option<QueueKind>,
     ) -> Result<Self, Trouble> {
         let trouble = |error: Error| Trouble::opening(&error, config, STANDBY);
-        let channel = link.connection.create_channel().await.map_err(trouble)?;
-        let consumers = declare(&channel, config).await.map_err(trouble)?.consumer_count();
-        if kind.is_none() {
-            *kind = find_kind(config, link).await?;
-        }
-        let exclusive = config.ordered && !config.single_active_consumer;
-        if exclusive && consumers > 0 {
-            // It would be refused, and the broker's log would fill with refusals.
-            let _ = timeout(ANSWER, channel.close(200, "standing by".into())).await;
-            return Err(Trouble::standby(config, STANDBY));
-        }
+        let channel = channel_of(config, link, kind).await?;
         // `global` is refused by new brokers and by quorum queues; per consumer it bounds the same.
         let qos = BasicQosOptions { global: false };
         channel.basic_qos(config.prefetch, qos).await.map_err(trouble)?;
-        let options = BasicConsumeOptions { exclusive, ..BasicConsumeOptions::default() };
+        let options = BasicConsumeOptions {
+            exclusive: is_exclusive(config),
+            ..BasicConsumeOptions::default()
+        };
         let tag = format!("{}-{}", config.consumer_tag_prefix, Uuid::new_v4().simple());
         let consumer = channel
             .basic_consume(config.queue.as_str().into(), tag.into(), options, FieldTable::default())
@@ -158,6 +151,7 @@ impl Session {
             fence: Fenced(FenceHandle::open()),
             tracker: AckTracker::default(),
             bucket: TokenBucket::new(config.releases_per_second, Instant::now()),
+            release_from: Instant::now(),
             settled_in,
             settled,
             writing: None,
@@ -181,6 +175,7 @@ impl Session {
             if let Err(trouble) = self.write() {
                 return Ended::Trouble(trouble);
             }
+            let releases_at = self.releases_at();
             tokio::select! {
                 wish = wishes.recv() => match wish {
                     Some(Wish::StopTaking(done)) => {
@@ -215,7 +210,7 @@ impl Session {
                         return Ended::Trouble(Trouble::lost(&error));
                     }
                 }
-                () = sleep_until(self.bucket.next_at()), if self.releases_wait() => {}
+                () = sleep_until(releases_at), if self.releases_wait() => {}
             }
         }
     }
@@ -246,7 +241,12 @@ impl Session {
     fn settle(&mut self, tag: u64, settlement: Settlement) -> Result<(), Trouble> {
         match settlement {
             Settlement::Ack => self.tracker.ack(tag),
-            Settlement::Release if !self.config.ordered => self.tracker.release(tag),
+            Settlement::Release if !self.config.ordered => {
+                if self.tracker.releases_waiting() == 0 {
+                    self.release_from = Instant::now() + RELEASE_PAUSE;
+                }
+                self.tracker.release(tag);
+            }
             // What stops taking is on its way out, and the close gives it back in its place.
             Settlement::Release if !self.taking => {}
             Settlement::Release => {
@@ -264,6 +264,10 @@ impl Session {
         self.writing.is_none() && self.tracker.releases_waiting() > 0
     }
 
+    fn releases_at(&self) -> Instant {
+        self.bucket.next_at().max(self.release_from)
+    }
+
     /// Begins to write what there is to tell, unless something is being written: then it
     /// gathers, and goes together.
     fn write(&mut self) -> Result<(), Trouble> {
@@ -273,6 +277,7 @@ impl Session {
         let waiting = self.tracker.releases_waiting();
         let most = match (waiting, self.taking) {
             (0, _) => 0,
+            (_, true) if Instant::now() < self.release_from => 0,
             (waiting, true) => self.bucket.take(waiting, Instant::now()),
             // Nothing that is given back comes here again, so there is no loop to slow down.
             (waiting, false) => waiting,
@@ -399,6 +404,53 @@ impl Settle for HandOver {
         // Refused when the session has ended: then the broker has the message back already.
         let _ = self.settled.send((self.tag, settlement));
     }
+}
+
+/// Whether the queue could be consumed from; nothing is sent here yet.
+pub(crate) async fn look(
+    config: &RabbitMqConfig,
+    link: &Link,
+    kind: &mut Option<QueueKind>,
+) -> Result<(), Trouble> {
+    let looking = async {
+        let channel = channel_of(config, link, kind).await?;
+        let closed = channel.close(200, "looked".into()).await;
+        closed.map_err(|error| Trouble::lost(&error))
+    };
+    timeout(ANSWER, looking).await.unwrap_or_else(|_| Err(silent(link)))
+}
+
+fn silent(link: &Link) -> Trouble {
+    let peer = &link.peer;
+    Trouble::passing(
+        Remedy::Reconnect,
+        format!("RabbitMQ at {peer} does not answer within {ANSWER:?}; connecting again"),
+    )
+}
+
+/// No other consumer may have the queue.
+fn is_exclusive(config: &RabbitMqConfig) -> bool {
+    config.ordered && !config.single_active_consumer
+}
+
+/// A channel, and the queue as it must be.
+async fn channel_of(
+    config: &RabbitMqConfig,
+    link: &Link,
+    kind: &mut Option<QueueKind>,
+) -> Result<Channel, Trouble> {
+    let trouble = |error: Error| Trouble::opening(&error, config, STANDBY);
+    let channel = link.connection.create_channel().await.map_err(trouble)?;
+    let consumers = declare(&channel, config).await.map_err(trouble)?.consumer_count();
+    if kind.is_none() {
+        *kind = find_kind(config, link).await?;
+    }
+    if is_exclusive(config) && consumers > 0 {
+        // It would be refused, and the broker's log would fill with refusals.
+        let _ = timeout(ANSWER, channel.close(200, "standing by".into())).await;
+        return Err(Trouble::standby(config, STANDBY));
+    }
+    Ok(channel)
 }
 
 async fn declare(channel: &Channel, config: &RabbitMqConfig) -> Result<Queue, Error> {

@@ -3,6 +3,10 @@
 //! One task per source. Everything it waits for has a bound, but for deliveries and wishes.
 //! A loop that fails at once is slowed down by an exponential backoff with jitter; it is reset by
 //! a session that lasted.
+//!
+//! Consuming begins when the source is first asked for deliveries; until then the queue is only looked
+//! at. What the broker sends and nobody takes would go back at the end, and that costs it one of a
+//! quorum queue's delivery limit: restarts while the application is away would use it up.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +21,7 @@ use tracing::{info, warn};
 use crate::buffer::Buffer;
 use crate::config::{QueueKind, RabbitMqConfig};
 use crate::link::{self, Link, Socket};
-use crate::session::{Ended, Session, Wish};
+use crate::session::{self, Ended, Session, Wish};
 use crate::trouble::{Remedy, Trouble};
 
 /// How often the loop shows that it turns.
@@ -28,6 +32,8 @@ const BACKOFF_CAP: Duration = Duration::from_secs(5);
 const GOOD_LIFE: Duration = Duration::from_secs(10);
 /// From here on a wait that is asked for is kept to, without backoff.
 const EVEN_PACE: Duration = Duration::from_secs(1);
+/// How often the queue is looked at while nothing is wanted.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The bound on taking leave of a connection.
 const POLITE: Duration = Duration::from_secs(1);
 /// Between attempts while the same frame cannot be decoded.
@@ -157,10 +163,17 @@ impl Life {
     async fn use_channels(&mut self, link: &Link) -> Result<Trouble, Leave> {
         while self.taking {
             let (config, buffer) = (Arc::clone(&self.config), Arc::clone(&self.shared.buffer));
-            let mut kind = self.kind;
-            let opened =
-                self.unless_closed(Session::open(&config, &buffer, link, &mut kind)).await?;
-            self.kind = kind;
+            let opened = match self.look_until_wanted(link).await? {
+                Err(trouble) => Err(trouble),
+                Ok(()) if !self.taking => break,
+                Ok(()) => {
+                    let mut kind = self.kind;
+                    let opening = Session::open(&config, &buffer, link, &mut kind);
+                    let opened = self.unless_closed(opening).await?;
+                    self.kind = kind;
+                    opened
+                }
+            };
             let trouble = match opened {
                 Err(trouble) => trouble,
                 Ok(session) if self.taking => self.use_session(session).await?,
@@ -184,6 +197,24 @@ impl Life {
         }
         // Nothing of before can be settled any more, and nothing new is wanted.
         Err(self.wait_for_close().await)
+    }
+
+    /// Until the source is asked for deliveries or to stop.
+    async fn look_until_wanted(&mut self, link: &Link) -> Result<Result<(), Trouble>, Leave> {
+        let (config, buffer) = (Arc::clone(&self.config), Arc::clone(&self.shared.buffer));
+        while self.taking && !buffer.is_wanted() {
+            let mut kind = self.kind;
+            let looked = self.unless_closed(session::look(&config, link, &mut kind)).await?;
+            self.kind = kind;
+            if let Err(trouble) = looked {
+                return Ok(Err(trouble));
+            }
+            self.failures = 0;
+            self.ready();
+            // Either way the loop asks again.
+            let _ = self.unless_closed(timeout(LOOK_EVERY, buffer.wanted())).await?;
+        }
+        Ok(Ok(()))
     }
 
     async fn use_session(&mut self, session: Session) -> Result<Trouble, Leave> {

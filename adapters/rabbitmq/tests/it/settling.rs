@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use inboxd_contract::{Room, SourcePhase};
+use inboxd_contract::{Delivery, Room, SourcePhase};
 use inboxd_rabbitmq::QueueKind;
-use tokio::time::timeout;
+use lapin::options::QueueDeleteOptions;
+use tokio::time::{sleep, timeout};
 
 use crate::support::{
-    PATIENCE, Publisher, ack, behind_proxy, close, counts, ids, phase, shared, start, status, take,
+    PATIENCE, Publisher, ack, behind_proxy, close, counts, ids, phase, shared, start,
+    start_unasked, status, take,
 };
 
 /// R11: never more than the prefetch is unacked, before and after a reconnect, handed over or
@@ -83,6 +85,74 @@ async fn releases_are_bounded_in_rate() {
     ack(take(&mut source, 1).await);
     close(source).await;
     counts(&publisher, &config.queue, (0, 0)).await;
+}
+
+/// Whoever drains gives back what has not started, then stops taking: each goes back once,
+/// and does not come here again in between.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_given_back_before_a_stop_goes_back_once() {
+    let publisher = Publisher::shared().await;
+    let config = shared();
+    publisher.declare(&config.queue, QueueKind::Quorum).await;
+    for n in 0..10 {
+        publisher.publish(&config.queue, &[&format!("m{n}")]).await;
+    }
+    let mut source = start(&config);
+    for round in 1..=3 {
+        let held = take(&mut source, 10).await;
+        for delivery in &held {
+            assert_eq!(delivery_count(delivery), round - 1);
+        }
+        drop(held);
+        // What a busy machine may put between the two.
+        sleep(Duration::from_millis(50)).await;
+        source.stop_taking().await;
+        close(source).await;
+        source = start(&config);
+    }
+    let held = take(&mut source, 10).await;
+    assert!(held.iter().all(|delivery| delivery_count(delivery) == 3));
+    ack(held);
+    close(source).await;
+}
+
+fn delivery_count(delivery: &Delivery) -> u32 {
+    let headers = &delivery.envelope.headers;
+    let count = headers.iter().find(|header| header.name.as_ref() == b"x-delivery-count");
+    count.map_or(0, |header| {
+        let value = header.value.as_deref().expect("a value");
+        std::str::from_utf8(value).expect("text").parse().expect("a number")
+    })
+}
+
+/// What nobody asked for stays in the queue, which is looked at all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_consumed_before_it_is_asked_for() {
+    let publisher = Publisher::shared().await;
+    let config = shared();
+    let queue = config.queue.as_str();
+    let mut source = start_unasked(&config);
+    status(source.status(), |status| status.reason.contains("does not exist")).await;
+    publisher.declare(queue, QueueKind::Quorum).await;
+    publisher.publish(queue, &["m"]).await;
+    phase(&*source, SourcePhase::Ready).await;
+    assert_eq!(publisher.count(queue).await.1, 0, "it does not consume");
+    let delete = publisher.channel.queue_delete(queue.into(), QueueDeleteOptions::default());
+    delete.await.expect("deleted");
+    phase(&*source, SourcePhase::Failing).await;
+    publisher.declare(queue, QueueKind::Quorum).await;
+    publisher.publish(queue, &["m"]).await;
+    phase(&*source, SourcePhase::Ready).await;
+    let came = take(&mut source, 1).await;
+    assert_eq!((ids(&came), delivery_count(&came[0])), (vec!["m".to_owned()], 0));
+    ack(came);
+    close(source).await;
+
+    // One that was never asked stops and closes as well.
+    let mut source = start_unasked(&config);
+    phase(&*source, SourcePhase::Ready).await;
+    source.stop_taking().await;
+    close(source).await;
 }
 
 /// A hundred acks under way when the source closes: all are answered, on both kinds.

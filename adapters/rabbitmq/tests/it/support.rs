@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::FutureExt as _;
 use inboxd_conformance::net::Proxy;
 use inboxd_conformance::{ensure, eventually, servers};
 use inboxd_contract::{Delivery, Room, Source, SourcePhase, SourceStatus};
@@ -114,8 +115,17 @@ pub async fn counts(publisher: &Publisher, queue: &str, expected: (u32, u32)) {
     .await;
 }
 
-pub fn start(config: &RabbitMqConfig) -> Box<dyn Source> {
+/// Started, and not asked for deliveries yet.
+pub fn start_unasked(config: &RabbitMqConfig) -> Box<dyn Source> {
     Box::new(RabbitMqSource::start(config.clone()).expect("a valid configuration"))
+}
+
+/// Started and asked for deliveries once, so that it consumes.
+pub fn start(config: &RabbitMqConfig) -> Box<dyn Source> {
+    let mut source = start_unasked(config);
+    let asked = source.next_batch(Room { deliveries: 1, bytes: 1 }).now_or_never();
+    assert!(asked.is_none(), "nothing can have come yet");
+    source
 }
 
 pub fn id(delivery: &Delivery) -> String {
