@@ -10,3 +10,4 @@ mod positions;
 mod produce;
 mod records;
 mod support;
+mod topics;
