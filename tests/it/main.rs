@@ -10,6 +10,7 @@ mod demo;
 mod duplicates;
 mod http;
 mod identity;
+mod kafka;
 mod lifecycle;
 mod matrix;
 mod refusals;
