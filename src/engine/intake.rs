@@ -130,13 +130,23 @@ impl Intake {
                 Next::Gone => {}
                 Next::FirstReady => {
                     horizon_is_known = true;
-                    let horizons = self.source.redelivery_horizon().await;
-                    horizon::tell(self.shared.hub.retention(), &horizons);
+                    self.ask_for_the_horizon();
                 }
                 Next::Quiet => self.newcomer.pause(&self.shared, None).await,
             }
             self.start_taken().await;
         }
+    }
+
+    /// The answer is logged when it comes; nothing waits for it.
+    fn ask_for_the_horizon(&self) {
+        let (shared, answer) = (self.shared.clone(), self.source.redelivery_horizon());
+        self.shared.tasks.spawn(async move {
+            tokio::select! {
+                horizons = answer => horizon::tell(shared.hub.retention(), &horizons),
+                () = shared.draining.cancelled() => {}
+            }
+        });
     }
 
     async fn start_taken(&mut self) {

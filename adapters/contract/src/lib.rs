@@ -28,8 +28,8 @@ pub use identity::{
 };
 pub use outcome::Outcome;
 pub use source::{
-    Acker, Delivery, Fence, FenceHandle, PartitionReport, RedeliveryHorizon, Room, Settle,
-    Settlement, Source, SourcePhase, SourceStatus, SourceTraits, StreamId,
+    Acker, Delivery, Fence, FenceHandle, HorizonAnswer, PartitionReport, RedeliveryHorizon, Room,
+    Settle, Settlement, Source, SourcePhase, SourceStatus, SourceTraits, StreamId,
 };
 pub use store::{
     Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadReason, DeadRow, Hold,

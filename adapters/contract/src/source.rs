@@ -1,6 +1,7 @@
 //! Where deliveries come from, and how they are settled.
 
 use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -247,6 +248,9 @@ pub enum RedeliveryHorizon {
     Unknown(String),
 }
 
+/// The answer to [`Source::redelivery_horizon`].
+pub type HorizonAnswer = Pin<Box<dyn Future<Output = Vec<(String, RedeliveryHorizon)>> + Send>>;
+
 /// Consumes from one broker for one subscription.
 ///
 /// Construction does not wait for the broker: connecting, and mending what can be mended,
@@ -267,12 +271,10 @@ pub trait Source: Send + 'static {
     /// Cancel-safe: no delivery is lost when the future is dropped.
     async fn next_batch(&mut self, room: Room) -> Result<Vec<Delivery>, SourceError>;
 
-    /// How long the broker can redeliver, by stream (topic or queue). Called after the
-    /// status was ready once; answers within a few seconds.
-    ///
-    /// # Cancel safety
-    /// Cancel-safe.
-    async fn redelivery_horizon(&mut self) -> Vec<(String, RedeliveryHorizon)>;
+    /// Asks how long the broker can redeliver, by stream (topic or queue). Called after the
+    /// status was ready once; the answer comes within a few seconds, beside `next_batch`, and may
+    /// be given up.
+    fn redelivery_horizon(&self) -> HorizonAnswer;
 
     /// Stops taking: after this `next_batch` is not called again. What the source holds
     /// itself goes back (where its order rules allow), fences stay open, acks

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use inboxd_contract::{
-    Delivery, ErrorClass, RedeliveryHorizon, Room, Source, SourceError, SourceStatus, SourceTraits,
+    Delivery, ErrorClass, HorizonAnswer, Room, Source, SourceError, SourceStatus, SourceTraits,
 };
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -100,12 +100,12 @@ impl Source for KafkaSource {
         self.shared.next(room).await
     }
 
-    async fn redelivery_horizon(&mut self) -> Vec<(String, RedeliveryHorizon)> {
+    fn redelivery_horizon(&self) -> HorizonAnswer {
         let assigned = self.shared.lock().partitions.assigned();
         let assigned = assigned.into_iter().map(|(topic, _)| topic.to_string());
         let named = self.topics.iter().filter(|topic| !topic.starts_with('^')).cloned();
         let topics: BTreeSet<String> = assigned.chain(named).collect();
-        horizon::ask(self.client.clone(), topics.into_iter().collect()).await
+        Box::pin(horizon::ask(self.client.clone(), topics.into_iter().collect()))
     }
 
     async fn stop_taking(&mut self) {

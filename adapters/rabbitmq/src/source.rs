@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use inboxd_contract::{
-    Delivery, ErrorClass, RedeliveryHorizon, Room, Source, SourceError, SourceStatus, SourceTraits,
+    Delivery, ErrorClass, HorizonAnswer, RedeliveryHorizon, Room, Source, SourceError,
+    SourceStatus, SourceTraits,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -84,7 +85,7 @@ impl Source for RabbitMqSource {
         shared.buffer.take(room, || shared.permanent()).await
     }
 
-    async fn redelivery_horizon(&mut self) -> Vec<(String, RedeliveryHorizon)> {
+    fn redelivery_horizon(&self) -> HorizonAnswer {
         let declared = self.config.declare.iter().flat_map(|declare| &declare.arguments);
         let ttl = declared.into_iter().find_map(|(name, value)| match value {
             ArgumentValue::Integer(ms) if name == "x-message-ttl" => u64::try_from(*ms).ok(),
@@ -98,7 +99,8 @@ impl Source for RabbitMqSource {
                     .into(),
             ),
         };
-        vec![(self.config.queue.clone(), horizon)]
+        let answer = vec![(self.config.queue.clone(), horizon)];
+        Box::pin(async { answer })
     }
 
     async fn stop_taking(&mut self) {

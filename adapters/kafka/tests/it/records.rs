@@ -141,7 +141,7 @@ async fn what_is_released_comes_again_before_what_is_behind_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_horizon_is_the_topics_retention() {
     let place = Place::new(1).await;
-    let mut source = place.open();
+    let source = place.open();
     ready(&source).await;
     let horizons = source.redelivery_horizon().await;
     let [(topic, horizon)] = horizons.try_into().expect("one topic");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use inboxd_contract::{
-    Acker, Delivery, ErrorClass, RedeliveryHorizon, Room, Settle, Settlement, Source, SourceError,
+    Acker, Delivery, ErrorClass, HorizonAnswer, Room, Settle, Settlement, Source, SourceError,
     SourceStatus, SourceTraits,
 };
 use tokio::sync::watch;
@@ -122,9 +122,10 @@ impl Source for MemorySource {
         }
     }
 
-    async fn redelivery_horizon(&mut self) -> Vec<(String, RedeliveryHorizon)> {
+    fn redelivery_horizon(&self) -> HorizonAnswer {
         let options = &self.shared.options;
-        vec![(options.name.clone(), options.horizon.clone())]
+        let answer = vec![(options.name.clone(), options.horizon.clone())];
+        Box::pin(async { answer })
     }
 
     async fn stop_taking(&mut self) {
