@@ -308,22 +308,48 @@ async fn readiness_names_what_is_missing_and_comes_back() {
     stop_all(&broker, &group, &mut [sidecar]).await;
 }
 
+/// A login that is refused: named with the user, and without the secret.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_login_is_named_without_its_secret() {
+    let app = App::start().await;
+    let database = Database::new(DatabaseKind::Sqlite);
+    let broker = Broker::new(BrokerKind::RabbitClassic).await;
+    let mut url = Url::parse(broker.url()).expect("a URL");
+    url.set_username("nobody").expect("a user");
+    url.set_password(Some("hunter2-geheim")).expect("a password");
+    let config = format!(
+        "{}\n{}\n{}",
+        database.config(),
+        broker.config_with(url.as_str()),
+        subscription("orders", &broker, &broker.name, &app.url("/"), ""),
+    );
+    let mut sidecar = Sidecar::start_with(&config, &[("RUST_LOG", "debug")]);
+    sidecar.readiness(503, "nobody").await;
+    let (_, body) = sidecar.get("/readyz").await.expect("served");
+    assert!(sidecar.stop().await.success(), "{}", sidecar.log());
+    for told in [body, sidecar.log()] {
+        assert!(!told.contains("hunter2-geheim"), "a secret is shown: {told}");
+    }
+}
+
 /// Flags alone, with a database beside the process's directory or anywhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn flags_alone_are_enough() {
     let app = App::start().await;
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let local = App::start_unix(directory.path().join("app.sock")).await;
     let queue = Broker::new(BrokerKind::RabbitQuorum).await;
     let topic = Broker::new(BrokerKind::Kafka).await;
     let from_rabbitmq = format!("{}?queue={}&prefetch=64", queue.url(), queue.name);
     let from_kafka = format!("kafka://{}/{}?group={}", topic.url(), topic.name, topic.name);
-    let callback = app.url("/orders");
-    let mut one = Sidecar::start_flags(&["--source", &from_rabbitmq, "--callback", &callback]);
+    let (by_tcp, by_socket) = (app.url("/orders"), local.url("/orders"));
+    let mut one = Sidecar::start_flags(&["--source", &from_rabbitmq, "--callback", &by_tcp]);
     let (database, _) = Database::own(DatabaseKind::Postgres).await;
     let mut other = Sidecar::start_flags(&[
         "--source",
         &from_kafka,
         "--callback",
-        &callback,
+        &by_socket,
         "--database",
         database.url(),
         "--consumer-id",
@@ -342,10 +368,11 @@ async fn flags_alone_are_enough() {
         ensure(seen == [(1, 1), (1, 1)], format!("{seen:?}\n{}\n{}", one.log(), other.log()))
     })
     .await;
-    let consumers: Vec<_> = ["from RabbitMQ", "from Kafka"]
-        .iter()
-        .map(|id| app.ledger().posts(id).remove(0).consumer_id)
-        .collect();
+    let consumers = [(&app, "from RabbitMQ"), (&local, "from Kafka")].map(|(app, id)| {
+        let post = app.ledger().posts(id).remove(0);
+        assert_eq!(post.path, "/orders");
+        post.consumer_id
+    });
     assert_eq!(consumers, [queue.name.as_str(), "billing"], "the queue's name, or what is said");
     for sidecar in [&mut one, &mut other] {
         sidecar.ready().await;
