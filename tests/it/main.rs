@@ -13,4 +13,6 @@ mod identity;
 mod kafka;
 mod lifecycle;
 mod matrix;
+mod newcomer;
+mod rabbitmq;
 mod refusals;
