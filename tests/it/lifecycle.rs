@@ -1,5 +1,5 @@
-//! Starting, draining and ending; several subscriptions of which some cannot work; flags alone;
-//! a queue whose messages carry no id.
+//! Starting, draining and ending; several subscriptions of which some cannot work; flags
+//! alone.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -332,6 +332,43 @@ async fn a_refused_login_is_named_without_its_secret() {
     }
 }
 
+/// What is waited for at the start does not keep the process from ending: a database, a broker,
+/// an application.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_a_start_that_waits() {
+    let (app, absent) = (App::start().await, App::not_started());
+    let sqlite = Database::new(DatabaseKind::Sqlite);
+    let postgres = Database::new(DatabaseKind::Postgres);
+    let (queue, topic) =
+        (Broker::new(BrokerKind::RabbitQuorum).await, Broker::new(BrokerKind::Kafka).await);
+    let mut proxies = Vec::new();
+    for address in [postgres.address(), address(&queue), address(&topic)] {
+        let proxy = Proxy::start(address).await;
+        proxy.cut();
+        proxies.push(proxy);
+    }
+    let postgres = postgres.through(proxies[0].addr);
+    let with = |database: &Database, broker: &Broker, table: String, app: &App| {
+        let subscription = subscription("orders", broker, &broker.name, &app.url("/"), "");
+        format!("{}\n{table}\n{subscription}", database.config())
+    };
+    let away = [
+        ("database", with(&postgres, &queue, queue.config(), &app)),
+        ("source:orders", with(&sqlite, &queue, queue.config_with(&at(&queue, &proxies[1])), &app)),
+        ("source:orders", with(&sqlite, &topic, topic.config_with(&at(&topic, &proxies[2])), &app)),
+        ("callback:orders", with(&sqlite, &topic, topic.config(), &absent)),
+    ];
+    for (missing, config) in away {
+        let mut sidecar = Sidecar::start(&config);
+        sidecar.readiness(503, &format!("\"{missing}\":{{\"ready\":false,\"reason\":\"")).await;
+        let asked = Instant::now();
+        let status = sidecar.stop().await;
+        assert_eq!(status.code(), Some(0), "{missing}: {}", sidecar.log());
+        assert!(asked.elapsed() < 10 * SECOND, "{missing}: {:?}", asked.elapsed());
+        println!("{missing}: {:?}", asked.elapsed());
+    }
+}
+
 /// Flags alone, with a database beside the process's directory or anywhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn flags_alone_are_enough() {
@@ -415,63 +452,4 @@ async fn migrate_makes_the_tables_and_ends() {
             assert_eq!(session.number(&format!("SELECT COUNT(*) FROM {table}")).await, 0);
         }
     }
-}
-
-/// A newcomer's queue: no message carries an id.
-async fn messages_without_ids(broker: BrokerKind, count: usize) {
-    let app = App::start().await;
-    let database = Database::new(DatabaseKind::Sqlite);
-    let broker = Broker::new(broker).await;
-    let group = broker.name.clone();
-    let with = |ids: &str| {
-        config(&broker, &database, &group, &app.url("/"), &format!("message_id = [{ids}]"), "")
-    };
-    let explicit = "\"property\", \"header:message-id\", \"cloudevents\"";
-    let mut sidecar = Sidecar::start(&with(explicit));
-    let message = |n: usize| {
-        Message::bare(format!("{{\"order\": {n}, \"event_id\": \"e{n}\"}}"))
-            .header("tenant", "blue")
-            .content_type("application/json")
-    };
-    broker.publish((0..count).map(message)).await;
-    sidecar.readiness(503, "none of them carries a message id").await;
-    let (_, body) = sidecar.get("/readyz").await.expect("served");
-    let log = sidecar.log();
-    let told = log.lines().find(|line| line.contains("none of them carries")).expect("logged");
-    for part in ["tenant", "application/json", "event_id", "json:/event_id", "on_missing_id"] {
-        assert!(body.contains(part), "{part} in {body}");
-        assert!(told.contains(part), "{part} in {told}");
-    }
-    assert!(told.contains("\"level\":\"ERROR\"") && told.contains("paused"), "{told}");
-    assert_eq!(sidecar.get("/livez").await.map(|(status, _)| status), Some(200));
-    let paused = sidecar.metric("inboxd_subscription_paused", &["subscription=\"orders\""]).await;
-    assert_eq!(paused as u64, 1);
-    assert_eq!(app.ledger().begun(), 0);
-    let status = sidecar.stop().await;
-    assert!(status.success(), "{status}:\n{}", sidecar.log());
-    assert!(database.rows(&group).await.is_empty() && database.dead(&group).await.is_empty());
-    eventually(PATIENCE, async || {
-        let left = broker.left(&group).await;
-        ensure(left as usize == count, format!("{left} left: something was settled"))
-    })
-    .await;
-
-    // What the reason advises.
-    let sidecar = Sidecar::start(&with("\"json:/event_id\""));
-    eventually(PATIENCE, async || {
-        let rows = database.rows(&group).await;
-        ensure(rows.len() == count, format!("{rows:?}; log:\n{}", sidecar.log()))
-    })
-    .await;
-    assert!(database.rows(&group).await.contains("e0"));
-    stop_all(&broker, &group, &mut [sidecar]).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_queue_without_ids_pauses_says_what_it_carries_and_settles_nothing() {
-    tokio::join!(
-        // Twenty are enough, fewer are waited for.
-        messages_without_ids(BrokerKind::RabbitQuorum, 3),
-        messages_without_ids(BrokerKind::Kafka, 20),
-    );
 }

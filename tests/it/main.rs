@@ -14,5 +14,6 @@ mod kafka;
 mod lifecycle;
 mod matrix;
 mod newcomer;
+mod newcomer;
 mod rabbitmq;
 mod refusals;
