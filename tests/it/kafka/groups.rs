@@ -45,9 +45,43 @@ async fn a_slow_application_costs_no_membership() {
     stop(&mut sidecar).await;
 }
 
-/// K3: four partitions wait for the application while a member joins and leaves.
+/// What is at the application when its partition moves outlives the wait for it (half of
+/// `max.poll.interval.ms`): the next owner waits for the claim, and forwards nothing again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_post_that_outlives_the_hand_over_is_not_made_again() {
+    let app = App::start().await;
+    app.plan_with(|post| {
+        post.id.starts_with("slow-").then(|| Answer::status(200).after(9 * SECOND))
+    });
+    let database = Database::new(DatabaseKind::Postgres);
+    let broker = Broker::new(BrokerKind::Kafka).await;
+    let poll = [("max.poll.interval.ms", "6000")];
+    let config = configured(&broker, &database, &app, "lease = \"2s\"", &poll);
+    let mut first = Sidecar::start(&config);
+    broker.publish(spread("slow-", 4, 4)).await;
+    eventually(PATIENCE, async || ensure(app.ledger().open().len() == 4, first.log())).await;
+    let mut second = Sidecar::start(&config);
+    second.ready().await;
+    accepted(&app, 4, &[&first, &second]).await;
+    drained(PATIENCE, &broker, &[&first, &second]).await;
+    let moved = second.duplicates().await;
+    assert!(moved > 0, "no partition moved:\n{}", second.log());
+    assert_eq!(app.ledger().begun(), 4, "a second POST");
+    broker.publish(spread("quick-", 8, 4)).await;
+    accepted(&app, 12, &[&first, &second]).await;
+    drained(PATIENCE, &broker, &[&first, &second]).await;
+    nothing_twice(&app);
+    stop(&mut first).await;
+    stop(&mut second).await;
+}
+
+/// K3: four partitions wait for the application while a member joins and leaves, or is killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_waited_for_the_application_flows_when_members_have_come_and_gone() {
+    tokio::join!(come_and_gone(false), come_and_gone(true));
+}
+
+async fn come_and_gone(killed: bool) {
     const MESSAGES: usize = 400;
     let app = App::start().await;
     app.set_default(Answer::status(503));
@@ -68,7 +102,10 @@ async fn what_waited_for_the_application_flows_when_members_have_come_and_gone()
     full(&first).await;
     let mut second = Sidecar::start(&config);
     full(&second).await;
-    stop(&mut second).await;
+    match killed {
+        true => second.kill().await,
+        false => stop(&mut second).await,
+    }
     full(&first).await;
     assert_eq!(app.ledger().accepted_total(), 0);
 

@@ -4,7 +4,7 @@
 mod groups;
 mod offsets;
 mod order;
-mod statics;
+mod stopped;
 
 use std::time::Duration;
 

@@ -54,7 +54,7 @@ async fn the_committed_offset_never_passes_a_record_that_fails() {
     tried(so_far + 2, &first).await;
     second.start_again();
     second.ready().await;
-    stop(&mut first).await;
+    first.kill().await;
     unpassed().await;
     let so_far = app.ledger().begun_of("m0");
     tried(so_far + 2, &second).await;

@@ -46,7 +46,7 @@ fn in_order(app: &App, by_key: bool) -> usize {
     app.ledger().accepted_more_than_once().len()
 }
 
-async fn kept(ordering: &str) {
+async fn kept(ordering: &str, assignor: &str) {
     let by_key = ordering == "key";
     let app = App::start().await;
     app.plan_with(|post| {
@@ -60,7 +60,8 @@ async fn kept(ordering: &str) {
     let broker = Broker::new(BrokerKind::Kafka).await;
     let keys =
         format!("ordering = \"{ordering}\"\nlease = \"2s\"\nretry = {{ initial = \"50ms\" }}");
-    let config = configured(&broker, &database, &app, &keys, &[]);
+    let properties = [("partition.assignment.strategy", assignor)];
+    let config = configured(&broker, &database, &app, &keys, &properties);
     let mut first = Sidecar::start(&config);
     let mut second = Sidecar::start(&config);
     first.ready().await;
@@ -89,10 +90,10 @@ async fn kept(ordering: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn order_per_key_is_kept_over_retries_restarts_and_a_kill() {
-    kept("key").await;
+    kept("key", "cooperative-sticky").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn order_per_partition_is_kept_over_retries_restarts_and_a_kill() {
-    kept("partition").await;
+    kept("partition", "range").await;
 }

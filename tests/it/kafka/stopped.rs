@@ -1,5 +1,5 @@
-//! K6: static members that are stopped beyond their session. They come back or end with an
-//! error; none is ready and takes nothing.
+//! K6: members, static and dynamic ones, that are stopped beyond their session. They come back
+//! or end with an error; none is ready and takes nothing.
 
 use std::time::Duration;
 
@@ -13,21 +13,21 @@ use crate::support::{Broker, Database, DatabaseKind, PATIENCE, Sidecar, all_cons
 /// The session of the tests' consumers is 6 s.
 const BEYOND_THE_SESSION: Duration = Duration::from_secs(8);
 
+/// A static one with this name, or, with an empty name, a dynamic one.
 fn member(broker: &Broker, database: &Database, app: &App, instance: &str) -> Sidecar {
-    let properties = [("group.instance.id", instance)];
+    // So that a stop is longer than what may be between two polls, too.
+    let properties = [("group.instance.id", instance), ("max.poll.interval.ms", "6000")];
     Sidecar::start(&configured(broker, database, app, "lease = \"2s\"", &properties))
 }
 
-/// Nobody takes its place meanwhile, or another member does.
-async fn stopped_and_continued(alone: bool) {
+/// The first of these members is stopped. Nobody takes its place meanwhile, or the other does.
+async fn stopped_and_continued(names: &[&str]) {
+    let alone = names.len() == 1;
     let app = App::start().await;
     let database = Database::new(DatabaseKind::Postgres);
     let broker = topic(4).await;
-    let one = member(&broker, &database, &app, "one");
-    let mut members = vec![one];
-    if !alone {
-        members.push(member(&broker, &database, &app, "two"));
-    }
+    let mut members: Vec<_> =
+        names.iter().map(|name| member(&broker, &database, &app, name)).collect();
     all_consume(&broker, &members).await;
     let warm_up = app.ledger().accepted_distinct();
 
@@ -71,7 +71,12 @@ async fn stopped_and_continued(alone: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_static_member_that_was_stopped_comes_back() {
-    tokio::join!(stopped_and_continued(true), stopped_and_continued(false));
+    tokio::join!(stopped_and_continued(&["one"]), stopped_and_continued(&["one", "two"]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dynamic_member_that_was_stopped_comes_back() {
+    tokio::join!(stopped_and_continued(&[""]), stopped_and_continued(&["", ""]));
 }
 
 /// Another process has its name meanwhile: it ends with an error that says so.
