@@ -26,13 +26,11 @@ const NEVER: Duration = Duration::from_secs(600);
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_that_closes_connections_times_out_and_restarts() {
     let mut server = OwnServer::start_with(Kind::RabbitMq, "consumer_timeout = 3000\n").await;
-    if std::env::var("TMP_R2").is_err() {
-        a_closed_connection_leads_to_no_second_post(&server).await;
-        tokio::join!(
-            no_more_than_the_prefetch_is_unacked(&server),
-            a_consumer_timeout_is_recovered_from(&server),
-        );
-    }
+    a_closed_connection_leads_to_no_second_post(&server).await;
+    tokio::join!(
+        no_more_than_the_prefetch_is_unacked(&server),
+        a_consumer_timeout_is_recovered_from(&server),
+    );
     three_restarts_lose_nothing(&mut server).await;
 }
 
@@ -180,6 +178,9 @@ async fn three_restarts_lose_nothing(server: &mut OwnServer) {
         subscription("classic", &classic, &classic.name, &app.url("/classic"), ""),
         subscription("quorum", &quorum, &quorum.name, &app.url("/quorum"), ""),
     );
+    // Killed within minutes of a quorum queue's declaration, RabbitMQ 3.10 forgets that it has a
+    // member of it, which it keeps in such a table, and never serves the queue again.
+    server.control(&["eval", "[dets:sync(Table) || Table <- dets:all()]."]).await;
     let mut sidecar = Sidecar::start(&config);
     sidecar.ready().await;
     let enough = CancellationToken::new();
