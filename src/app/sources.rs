@@ -78,6 +78,7 @@ fn kafka(
     };
     kafka.properties =
         config.properties.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    kafka.join_when_asked = true;
     kafka.commit_interval = config.commit_interval;
     kafka.offset_span_max = config.offset_span_max;
     kafka.in_flight_bytes_max = subscription.settings.in_flight_bytes_max;

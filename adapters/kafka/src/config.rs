@@ -73,6 +73,9 @@ pub struct KafkaConfig {
     pub start: StartAt,
     /// librdkafka properties, passed through; those that inboxd owns are refused.
     pub properties: BTreeMap<String, String>,
+    /// Join the group only when deliveries are first asked for: a member whose application is
+    /// away would keep partitions from those that could work.
+    pub join_when_asked: bool,
     /// How often changed offsets are committed.
     pub commit_interval: Duration,
     /// A partition with more records than this from its lowest unsettled one up is paused.
@@ -105,6 +108,7 @@ impl KafkaConfig {
             group: group.into(),
             start: StartAt::default(),
             properties: BTreeMap::new(),
+            join_when_asked: false,
             commit_interval: Duration::from_secs(1),
             offset_span_max: 100_000,
             in_flight_bytes_max: 64 << 20,

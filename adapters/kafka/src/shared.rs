@@ -87,6 +87,8 @@ pub(crate) struct State {
     /// Why the source cannot go on.
     pub(crate) failure: Option<String>,
     pub(crate) end: Option<End>,
+    /// Deliveries were asked for.
+    pub(crate) asked: bool,
 }
 
 /// See the module.
@@ -103,7 +105,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(partitions: Partitions, health: Health) -> Self {
         Self {
-            state: Mutex::new(State { partitions, health, failure: None, end: None }),
+            state: Mutex::new(State { partitions, health, failure: None, end: None, asked: false }),
             changed: Condvar::new(),
             arrived: Notify::new(),
             status: watch::Sender::new(SourceStatus::connecting()),
@@ -224,6 +226,7 @@ impl Shared {
 
     fn take(self: &Arc<Self>, room: Room) -> Result<Taking, SourceError> {
         let mut state = self.lock();
+        state.asked = true;
         if let Some(failure) = &state.failure {
             return Err(SourceError {
                 class: ErrorClass::Permanent,

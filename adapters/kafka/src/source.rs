@@ -10,6 +10,7 @@ use inboxd_contract::{
 };
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::KafkaError;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -52,10 +53,12 @@ impl KafkaSource {
         let context = Context::new(Arc::clone(&shared), Arc::clone(&settings));
         let consumer = BaseConsumer::from_config_and_context(&client, context)
             .map_err(|error| refused("librdkafka cannot make a consumer", error))?;
-        let topics: Vec<&str> = config.topics.iter().map(String::as_str).collect();
-        consumer
-            .subscribe(&topics)
-            .map_err(|error| refused(&format!("cannot subscribe to {topics:?}"), error))?;
+        let mut worker_topics = config.topics.clone();
+        if !config.join_when_asked {
+            subscribe(&consumer, &worker_topics)
+                .map_err(|error| refused(&cannot_subscribe(&worker_topics), error))?;
+            worker_topics.clear();
+        }
         let identity = match (&config.notes, config.position_identity) {
             (Some(notes), true) => {
                 let runtime = Handle::try_current()
@@ -68,7 +71,9 @@ impl KafkaSource {
         let (done, ended) = oneshot::channel();
         std::thread::Builder::new()
             .name("inboxd-kafka".into())
-            .spawn(move || Worker::new(consumer, theirs, settings, identity).run(done))
+            .spawn(move || {
+                Worker::new(consumer, theirs, settings, identity, worker_topics).run(done);
+            })
             .map_err(|error| refused("cannot start the Kafka consumer's thread", error))?;
         Ok(Self { shared, client, topics: config.topics, done: Some(ended) })
     }
@@ -125,6 +130,18 @@ impl Source for KafkaSource {
         let what = format!("closing the Kafka source: {why}");
         Err(SourceError { class: ErrorClass::Transient, what, source: None })
     }
+}
+
+pub(crate) fn subscribe(
+    consumer: &BaseConsumer<Context>,
+    topics: &[String],
+) -> Result<(), KafkaError> {
+    let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
+    consumer.subscribe(&topics)
+}
+
+pub(crate) fn cannot_subscribe(topics: &[String]) -> String {
+    format!("cannot subscribe to {topics:?}")
 }
 
 fn refused(what: &str, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> SourceError {

@@ -29,6 +29,7 @@ use crate::incarnation::Incarnations;
 use crate::partitions::{Epoch, Record};
 use crate::raw;
 use crate::shared::{End, Shared};
+use crate::source;
 
 const PUBLISH_EVERY: Duration = Duration::from_millis(500);
 /// How long a full queue is waited for before partitions are paused.
@@ -46,6 +47,8 @@ pub(crate) struct Worker {
     shared: Arc<Shared>,
     settings: Arc<Settings>,
     identity: Option<Identity>,
+    /// To be subscribed to when deliveries are first asked for; empty once they are.
+    topics: Vec<String>,
     next_commit: Instant,
     published: Instant,
     /// The queue to the engine was full for a while: everything is paused.
@@ -60,6 +63,7 @@ impl Worker {
         shared: Arc<Shared>,
         settings: Arc<Settings>,
         identity: Option<Identity>,
+        topics: Vec<String>,
     ) -> Self {
         let now = Instant::now();
         Self {
@@ -70,6 +74,7 @@ impl Worker {
             shared,
             settings,
             identity,
+            topics,
             published: now,
             stalled: false,
             topic: Arc::from(""),
@@ -87,6 +92,7 @@ impl Worker {
                 self.published = Instant::now();
                 self.shared.publish();
             }
+            self.subscribe_when_asked();
             self.commit();
             self.incarnations.turn(&self.consumer, &self.shared);
             self.identify();
@@ -97,6 +103,16 @@ impl Worker {
         let result = self.leave(end);
         // Nobody waits for it after a drop.
         let _ = done.send(result);
+    }
+
+    fn subscribe_when_asked(&mut self) {
+        if self.topics.is_empty() || !self.shared.lock().asked {
+            return;
+        }
+        let topics = std::mem::take(&mut self.topics);
+        if let Err(error) = source::subscribe(&self.consumer, &topics) {
+            self.shared.fail(format!("{}: {error}", source::cannot_subscribe(&topics)));
+        }
     }
 
     fn commit(&mut self) {
