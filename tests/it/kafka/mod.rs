@@ -4,6 +4,7 @@
 mod groups;
 mod offsets;
 mod order;
+mod own_server;
 mod stopped;
 
 use std::time::Duration;

@@ -1,16 +1,12 @@
 //! Where the committed offset is: below what is unsettled, above everything else.
 
-use std::time::Instant;
-
 use inboxd_conformance::app::{Answer, App};
-use inboxd_conformance::servers::{Kind, OwnServer};
 use inboxd_conformance::{ensure, eventually};
-use nix::sys::signal::Signal;
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseRecord, Producer as _, ThreadedProducer};
 
-use super::{SECOND, accepted, committed, configured, drained, nothing_twice, spread, stop, topic};
-use crate::support::{Broker, BrokerKind, Database, DatabaseKind, Message, PATIENCE, Sidecar};
+use super::{accepted, committed, configured, drained, nothing_twice, spread, stop, topic};
+use crate::support::{Broker, Database, DatabaseKind, Message, PATIENCE, Sidecar};
 
 /// K1: the first record fails for ever; its sidecar is told to stop while it waits for the next
 /// try, and a second member comes and goes.
@@ -142,42 +138,6 @@ async fn stopping_between_single_records_skips_none() {
     stop(&mut sidecar).await;
     assert_eq!(committed(&broker, 0).await, Some(10));
     assert_eq!(app.ledger().begun(), 10, "each once");
-}
-
-/// K11: the broker hangs at the end; what was processed and could not be committed comes again,
-/// and is suppressed.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_broker_that_hangs_does_not_keep_a_sidecar_that_is_told_to_stop() {
-    let server = OwnServer::start(Kind::Kafka).await;
-    let app = App::start().await;
-    let database = Database::new(DatabaseKind::Sqlite);
-    let broker = Broker::at(BrokerKind::Kafka, server.url()).await;
-    let config = configured(&broker, &database, &app, "", &[]);
-    let mut sidecar = Sidecar::start(&format!("shutdown_grace = \"5s\"\n{config}"));
-    broker.publish(spread("before-", 20, 4)).await;
-    accepted(&app, 20, &[&sidecar]).await;
-    drained(PATIENCE, &broker, &[&sidecar]).await;
-    app.hold();
-    broker.publish(spread("under-way-", 8, 4)).await;
-    eventually(PATIENCE, async || ensure(app.ledger().open().len() == 8, sidecar.log())).await;
-
-    server.pause().await;
-    app.let_go();
-    accepted(&app, 28, &[&sidecar]).await;
-    let asked = Instant::now();
-    sidecar.signal(Signal::SIGTERM);
-    let status = sidecar.ended().await;
-    let took = asked.elapsed();
-    assert_eq!(status.code(), Some(0), "{status}:\n{}", sidecar.log());
-    assert!(took < 10 * SECOND, "{took:?}:\n{}", sidecar.log());
-
-    server.resume().await;
-    sidecar.start_again();
-    broker.publish(spread("after-", 4, 4)).await;
-    accepted(&app, 32, &[&sidecar]).await;
-    drained(PATIENCE, &broker, &[&sidecar]).await;
-    assert_eq!(app.ledger().begun(), 32, "a second POST");
-    stop(&mut sidecar).await;
 }
 
 /// A null body is something else than an empty one, and says so.
