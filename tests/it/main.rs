@@ -14,6 +14,5 @@ mod kafka;
 mod lifecycle;
 mod matrix;
 mod newcomer;
-mod newcomer;
 mod rabbitmq;
 mod refusals;
