@@ -1,5 +1,6 @@
 //! End to end: the real binary, real brokers and databases, a stub application.
 
+mod absent;
 mod engine;
 mod support;
 
