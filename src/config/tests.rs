@@ -476,3 +476,16 @@ fn a_file_that_is_none_is_named() {
     let error = load(given("inboxd.yaml")).err().unwrap();
     assert!(error.to_string().contains("YAML"), "{error}");
 }
+
+#[test]
+fn a_secret_set_above_replaces_its_twin_below() {
+    let with_file = format!("{TWO}\n[database]\nurl_file = \"/does/not/exist\"\n");
+    let config = file(&with_file).env("INBOXD__DATABASE__URL", "sqlite:above.db").good();
+    assert!(
+        matches!(&config.database.url, DatabaseUrl::Sqlite(path) if path.as_os_str() == "above.db")
+    );
+    // Both in one layer are still a contradiction.
+    let both =
+        format!("{TWO}\n[database]\nurl = \"sqlite:a.db\"\nurl_file = \"/does/not/exist\"\n");
+    assert!(!file(&both).bad().0.is_empty());
+}

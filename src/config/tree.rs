@@ -92,8 +92,17 @@ pub(super) fn remove(table: &mut Table, path: &[&str]) {
     }
 }
 
-/// Lays `over` onto `base`: tables are joined, anything else is replaced.
+/// Lays `over` onto `base`: tables are joined, anything else is replaced. A secret and its
+/// `_file` twin are one key: what is set above replaces the one below in whichever form.
 pub(super) fn overlay(base: &mut Table, over: Table) {
+    for (key, node) in &over {
+        if !matches!(node.value, Value::Table(_)) {
+            match key.strip_suffix("_file") {
+                Some(plain) => base.remove(plain),
+                None => base.remove(format!("{key}_file").as_str()),
+            };
+        }
+    }
     for (key, node) in over {
         match (base.get_mut(&key), node) {
             (

@@ -69,7 +69,12 @@ impl<'a> Journey<'a> {
                     None => return Claimed::Stopped,
                 },
             };
-            let position = self.item.delivery.envelope.origin.position();
+            // What was accepted supersedes a dead letter of this very copy: without a position
+            // the claim holds, and the completion removes the letter.
+            let position = match decided {
+                true => None,
+                false => self.item.delivery.envelope.origin.position(),
+            };
             let fingerprint = self.item.fingerprint.clone();
             let stopped = || !decided && self.is_stopped();
             let claim = hub.claim(&self.item.key, fingerprint, position, alone, stopped).await;

@@ -9,7 +9,7 @@ use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 
 use futures::FutureExt as _;
-use inboxd_contract::{ErrorClass, StoreError};
+use inboxd_contract::StoreError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -68,12 +68,7 @@ async fn work<I: Send, O>(
         let mut answers = answers.unwrap_or_default().into_iter();
         for reply in replies {
             let answer = answers.next().unwrap_or_else(|| {
-                Err(StoreError {
-                    class: ErrorClass::Transient,
-                    what: "a call of the store ended without an answer".into(),
-                    locked: false,
-                    source: None,
-                })
+                Err(StoreError::transient("a call of the store ended without an answer"))
             });
             let _ = reply.send(answer);
         }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use futures::future::BoxFuture;
 use inboxd_contract::{
-    self as contract, Attempt, ClaimAnswer, ClaimRequest, Completion, DeadLetter, ErrorClass,
-    Fingerprint, InboxKey, InboxStore, Look, OwnerId, Release, Settled, StoreError, Token,
+    self as contract, Attempt, ClaimAnswer, ClaimRequest, Completion, DeadLetter, Fingerprint,
+    InboxKey, InboxStore, Look, OwnerId, Release, Settled, StoreError, Token,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -161,20 +161,25 @@ impl Hub {
         let sent_at = Instant::now();
         let request = ClaimRequest { claim: claim.clone(), fingerprint, position };
         let mut retry = Retry { alone, ..Retry::new() };
+        // An earlier call may have been committed: only its own token finds that claim again.
+        let mut doubtful = false;
         loop {
             match self.call(&self.claims, CLAIM, &request, &self.alone_claims, retry.alone).await {
                 Ok(answer) => {
                     let lease = answer.is_held().then(|| self.keeper.hold(claim, sent_at));
                     return Claim::Answered { answer, lease };
                 }
-                Err(error) if error.locked => return Claim::Locked,
+                Err(error) if error.locked && !doubtful => return Claim::Locked,
                 Err(error) if stopped() => {
                     tracing::debug!(%error, "a claim was given up");
                     // It may have been committed, and its answer lost.
                     self.release_claim(claim, true).await;
                     return Claim::Stopped;
                 }
-                Err(error) => self.wait(&mut retry, "claim", &error).await,
+                Err(error) => {
+                    doubtful |= !error.locked;
+                    self.wait(&mut retry, "claim", &error).await;
+                }
             }
         }
     }
@@ -281,7 +286,7 @@ impl Hub {
                 Ok(answer) => return Recorded { answer, doubtful },
                 Err(error) => {
                     doubtful |= !error.locked;
-                    if instead.is_none() && error.class == ErrorClass::Permanent {
+                    if instead.is_none() && error.refused {
                         instead = cut(&error);
                     }
                     self.wait(&mut retry, what, &error).await;

@@ -25,6 +25,9 @@ pub struct StoreError {
     pub what: String,
     /// The member met a lock held by somebody else: retry it alone, later.
     pub locked: bool,
+    /// The store will not take this member's values, whoever asks and whenever: too long, too
+    /// large, a byte that no column holds. Always permanent.
+    pub refused: bool,
     /// The underlying error.
     #[source]
     pub source: Option<BoxedError>,
@@ -33,22 +36,51 @@ pub struct StoreError {
 impl StoreError {
     /// An error with its source.
     pub fn new(class: ErrorClass, what: impl Into<String>, source: impl Into<BoxedError>) -> Self {
-        Self { class, what: what.into(), locked: false, source: Some(source.into()) }
+        Self {
+            class,
+            what: what.into(),
+            locked: false,
+            refused: false,
+            source: Some(source.into()),
+        }
     }
 
     /// A transient error without a source.
     pub fn transient(what: impl Into<String>) -> Self {
-        Self { class: ErrorClass::Transient, what: what.into(), locked: false, source: None }
+        Self {
+            class: ErrorClass::Transient,
+            what: what.into(),
+            locked: false,
+            refused: false,
+            source: None,
+        }
     }
 
     /// A permanent error without a source.
     pub fn permanent(what: impl Into<String>) -> Self {
-        Self { class: ErrorClass::Permanent, what: what.into(), locked: false, source: None }
+        Self {
+            class: ErrorClass::Permanent,
+            what: what.into(),
+            locked: false,
+            refused: false,
+            source: None,
+        }
+    }
+
+    /// The member's values are refused.
+    pub fn refused(what: impl Into<String>) -> Self {
+        Self { refused: true, ..Self::permanent(what) }
     }
 
     /// A member met a lock of somebody else.
     pub fn locked(what: impl Into<String>) -> Self {
-        Self { class: ErrorClass::Transient, what: what.into(), locked: true, source: None }
+        Self {
+            class: ErrorClass::Transient,
+            what: what.into(),
+            locked: true,
+            refused: false,
+            source: None,
+        }
     }
 
     /// True if trying again may succeed.

@@ -131,10 +131,15 @@ impl fmt::Display for Callback {
         match &self.socket {
             Some(path) => {
                 write!(f, "unix:{}:{}", path.display(), self.url.path())?;
-                self.url.query().map_or(Ok(()), |query| write!(f, "?{query}"))
             }
-            None => fmt::Display::fmt(&self.url, f),
+            None => {
+                let mut url = self.url.clone();
+                url.set_query(None);
+                fmt::Display::fmt(&url, f)?;
+            }
         }
+        // A query may hold a key.
+        if self.url.query().is_some() { f.write_str("?\u{2026}") } else { Ok(()) }
     }
 }
 
@@ -157,7 +162,7 @@ mod tests {
         let callback = parsed("unix:/run/app.sock:/orders?x=1");
         assert_eq!(callback.socket(), Some(Path::new("/run/app.sock")));
         assert_eq!(callback.url().as_str(), "http://localhost/orders?x=1");
-        assert_eq!(callback.to_string(), "unix:/run/app.sock:/orders?x=1");
+        assert_eq!(callback.to_string(), "unix:/run/app.sock:/orders?\u{2026}");
         assert_eq!(parsed("unix:///run/app.sock:/o").socket(), Some(Path::new("/run/app.sock")));
         assert_eq!(parsed("unix:/run/app.sock").url().path(), "/");
         assert!(callback.is_local());

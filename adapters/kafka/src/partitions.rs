@@ -471,13 +471,18 @@ impl Partitions {
 
     /// Takes over what librdkafka knows of the partitions' ends.
     pub(crate) fn observe(&mut self, statistics: &Statistics, committed_only: bool) {
+        // What is read after the source was stopped is not tracked: librdkafka counts it as polled,
+        // but it was never delivered, and nothing of it may be committed.
+        let taking = self.taking;
         for (topic, partitions) in &statistics.topics {
             for known in partitions.partitions.values() {
                 let Some(epoch) = self.epoch(topic, known.partition) else { continue };
                 let Some(partition) = self.by_epoch.get_mut(&epoch) else { continue };
                 partition.end = known.end(committed_only);
                 partition.committed_before = known.committed();
-                partition.observe(known.polled());
+                if taking {
+                    partition.observe(known.polled());
+                }
             }
         }
     }

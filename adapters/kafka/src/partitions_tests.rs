@@ -192,3 +192,24 @@ fn a_wide_span_is_paused_until_its_lowest_is_settled() {
     bench.settle(taken.remove(0), Settlement::Ack);
     assert_eq!(bench.partitions.to_pause(false), (vec![], vec![epoch]));
 }
+
+#[test]
+fn what_is_read_after_a_stop_is_never_committed() {
+    let mut bench = Bench::new();
+    bench.partitions.assign("t", 0, Scope::NotAsked);
+    bench.receive_all(0, 10..11);
+    let taken = bench.take(1).pop().expect("10");
+    bench.partitions.stop_taking();
+    for offset in 11..14 {
+        assert_eq!(bench.receive(0, offset), Kept::Ignored);
+    }
+    let report = r#"{"topics":{"t":{"partitions":{"0":{"partition":0,"app_offset":14,
+        "committed_offset":-1001,"hi_offset":14,"ls_offset":14}}}}}"#;
+    let statistics: Statistics = serde_json::from_str(report).expect("a report");
+    for _ in 0..3 {
+        bench.partitions.observe(&statistics, true);
+    }
+    bench.settle(taken, Settlement::Ack);
+    bench.partitions.observe(&statistics, true);
+    assert_eq!(bench.commits(), [11]);
+}

@@ -17,20 +17,32 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use inboxd_contract::Header;
+use rdkafka::Message as _;
 use rdkafka::TopicPartitionList;
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::message::BorrowedMessage;
 use rdkafka_sys as sys;
-use rdkafka_sys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR;
+use rdkafka_sys::rd_kafka_resp_err_t::{RD_KAFKA_RESP_ERR__NOENT, RD_KAFKA_RESP_ERR_NO_ERROR};
 
 /// All headers in order, names and values as bytes, null values as `None`.
 pub(crate) fn headers(message: &BorrowedMessage<'_>) -> Vec<Header> {
     let mut list = ptr::null_mut();
     // SAFETY: the message is alive, and so are its headers, which belong to it.
     let found = unsafe { sys::rd_kafka_message_headers(message.ptr(), &mut list) };
-    if found != RD_KAFKA_RESP_ERR_NO_ERROR || list.is_null() {
-        return Vec::new();
+    match found {
+        RD_KAFKA_RESP_ERR_NO_ERROR if !list.is_null() => {}
+        RD_KAFKA_RESP_ERR_NO_ERROR | RD_KAFKA_RESP_ERR__NOENT => return Vec::new(),
+        // More than librdkafka takes, or cut short: the record goes on, and says what it lacks.
+        _ => {
+            tracing::warn!(
+                topic = message.topic(),
+                partition = message.partition(),
+                offset = message.offset(),
+                "the headers of a record cannot be read"
+            );
+            return vec![Header::new("x-malformed-headers", Bytes::new())];
+        }
     }
     // SAFETY: as above.
     let count = unsafe { sys::rd_kafka_header_cnt(list) };

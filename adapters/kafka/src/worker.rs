@@ -49,6 +49,8 @@ pub(crate) struct Worker {
     identity: Option<Identity>,
     /// To be subscribed to when deliveries are first asked for; empty once they are.
     topics: Vec<String>,
+    /// The source cannot go on, and the group was left.
+    failed: bool,
     next_commit: Instant,
     published: Instant,
     /// The queue to the engine was full for a while: everything is paused.
@@ -75,6 +77,7 @@ impl Worker {
             settings,
             identity,
             topics,
+            failed: false,
             published: now,
             stalled: false,
             topic: Arc::from(""),
@@ -92,6 +95,7 @@ impl Worker {
                 self.published = Instant::now();
                 self.shared.publish();
             }
+            self.leave_when_failed();
             self.subscribe_when_asked();
             self.commit();
             self.incarnations.turn(&self.consumer, &self.shared);
@@ -103,6 +107,15 @@ impl Worker {
         let result = self.leave(end);
         // Nobody waits for it after a drop.
         let _ = done.send(result);
+    }
+
+    /// A source that cannot go on must not keep partitions from members that can.
+    fn leave_when_failed(&mut self) {
+        if !self.failed && self.shared.lock().failure.is_some() {
+            self.failed = true;
+            self.topics.clear();
+            self.consumer.unsubscribe();
+        }
     }
 
     fn subscribe_when_asked(&mut self) {

@@ -98,6 +98,7 @@ impl<A> Answers<A> {
             class: ErrorClass::Bug,
             what: String::from("a member of a batch was left without an answer"),
             locked: false,
+            refused: false,
             source: None,
         };
         self.slots.into_iter().map(|slot| slot.unwrap_or_else(|| Err(unanswered()))).collect()
@@ -108,7 +109,7 @@ impl<A> Answers<A> {
 pub(crate) fn check_key(key: &InboxKey) -> Result<(), StoreError> {
     let (consumer, message) = (key.consumer_id.as_str().len(), key.message_id.as_str().len());
     if consumer > CONSUMER_ID_BYTES_MAX || message == 0 || message > MESSAGE_ID_BYTES_MAX {
-        return Err(StoreError::permanent(format!(
+        return Err(StoreError::refused(format!(
             "a message id of {message} bytes cannot be stored: it has 1 to \
              {MESSAGE_ID_BYTES_MAX} bytes"
         )));
@@ -121,7 +122,7 @@ pub(crate) fn check_record(record: &MessageRecord) -> Result<(), StoreError> {
     let texts =
         [&record.producer, &record.message_type, &record.correlation_id, &record.causation_id];
     if texts.into_iter().flatten().any(|text| text.len() > TEXT_BYTES_MAX) {
-        return Err(StoreError::permanent(format!(
+        return Err(StoreError::refused(format!(
             "a recorded text (producer, type, correlation or causation id) has more than \
              {TEXT_BYTES_MAX} bytes"
         )));

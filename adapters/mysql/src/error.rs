@@ -25,8 +25,16 @@ pub(crate) fn is_read_only(error: &sqlx::Error) -> bool {
 pub(crate) fn is_broken(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => true,
-        error => is_read_only(error) || matches!(number(error), Some(1053 | 1153 | 1243 | 1927)),
+        error => {
+            is_read_only(error)
+                || matches!(number(error), Some(1053 | 1153 | 1243 | 1927 | 3032 | 4031))
+        }
     }
+}
+
+/// A value too long, out of range, not of the column's text, or a row or packet too large.
+fn is_refused_value(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1118 | 1153 | 1264 | 1366 | 1406))
 }
 
 fn class_of(error: &sqlx::Error) -> ErrorClass {
@@ -52,7 +60,7 @@ fn class_of(error: &sqlx::Error) -> ErrorClass {
         | 1040 | 1129 | 1203 | 1226 | 1637
         // Not ready, shutting down, cut, interrupted.
         | 1047 | 1053 | 1077 | 1079 | 1080 | 1152 | 1158 | 1159 | 1160 | 1161 | 1184 | 1317
-        | 1927 | 3024 | 3168 | 3169
+        | 1927 | 1969 | 3024 | 3032 | 3168 | 3169 | 4031
         // A definition changed, a prepared statement is gone (a pooler changed servers).
         | 1243 | 1412 | 1615
         // Errors of storage and of the log.
@@ -65,7 +73,8 @@ fn class_of(error: &sqlx::Error) -> ErrorClass {
 pub(crate) fn store_error(what: impl Into<String>, error: sqlx::Error) -> StoreError {
     let class = class_of(&error);
     let locked = is_conflict(&error);
-    StoreError { locked, ..StoreError::new(class, what, error) }
+    let refused = class == ErrorClass::Permanent && is_refused_value(&error);
+    StoreError { locked, refused, ..StoreError::new(class, what, error) }
 }
 
 /// The same error for every member of a batch: errors of sqlx are not `Clone`, so the text
@@ -75,6 +84,7 @@ pub(crate) fn repeat(error: &StoreError) -> StoreError {
         class: error.class,
         what: error.what.clone(),
         locked: error.locked,
+        refused: error.refused,
         source: error.source.as_ref().map(|source| source.to_string().into()),
     }
 }

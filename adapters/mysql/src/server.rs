@@ -38,7 +38,8 @@ impl Server {
         let packet_bytes_max = integer(text("max_allowed_packet"));
         let flush = integer(text("innodb_flush_log_at_trx_commit"));
         let name = check_version(text("version"))?;
-        let durable = check_durability(&name, flush, allow_weak_durability)?;
+        let synced = text("log_bin") != "ON" || integer(text("sync_binlog")) == 1;
+        let durable = check_durability(&name, flush, synced, allow_weak_durability)?;
         if text("log_bin") == "ON" && text("binlog_format") == "STATEMENT" {
             return Err(StoreError::permanent(
                 "the server has binlog_format = STATEMENT, with which it refuses writes at READ \
@@ -61,7 +62,7 @@ async fn variables(
 ) -> Result<HashMap<String, String>, sqlx::Error> {
     let rows = sqlx::query(
         "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'max_allowed_packet', \
-         'innodb_flush_log_at_trx_commit', 'log_bin', 'binlog_format')",
+         'innodb_flush_log_at_trx_commit', 'log_bin', 'binlog_format', 'sync_binlog')",
     )
     .fetch_all(connection)
     .await?;
@@ -73,16 +74,24 @@ fn integer(text: &str) -> u64 {
     text.parse().unwrap_or(0)
 }
 
-fn check_durability(name: &str, flush: u64, allow_weak: bool) -> Result<bool, StoreError> {
+/// `synced`: there is no binary log, or it is flushed with each commit. Without that a crash rolls
+/// back what the log has not got, whatever InnoDB flushed.
+fn check_durability(
+    name: &str,
+    flush: u64,
+    synced: bool,
+    allow_weak: bool,
+) -> Result<bool, StoreError> {
     // 3 is MariaDB's: as 1, with more flushes.
-    let durable = matches!(flush, 1 | 3);
+    let durable = matches!(flush, 1 | 3) && synced;
     if durable || allow_weak {
         return Ok(durable);
     }
     Err(StoreError::permanent(format!(
-        "{name} has innodb_flush_log_at_trx_commit = {flush}: a crash of its host forgets commits \
-         whose messages were acknowledged, and they would be lost. Set it to 1, or accept the \
-         loss with allow_weak_durability = true"
+        "{name} has innodb_flush_log_at_trx_commit = {flush}{binlog}: a crash of its host forgets \
+         commits whose messages were acknowledged, and they would be lost. Set both to 1, or \
+         accept the loss with allow_weak_durability = true",
+        binlog = if synced { "" } else { " and a binary log without sync_binlog = 1" }
     )))
 }
 
@@ -120,10 +129,12 @@ mod tests {
 
     #[test]
     fn a_server_that_does_not_flush_is_refused_unless_allowed() {
-        assert!(check_durability("MySQL 8.4.2", 1, false).unwrap());
-        assert!(check_durability("MariaDB 10.11.6", 3, false).unwrap());
-        let error = check_durability("MySQL 8.4.2", 2, false).unwrap_err().to_string();
+        assert!(check_durability("MySQL 8.4.2", 1, true, false).unwrap());
+        assert!(check_durability("MariaDB 10.11.6", 3, true, false).unwrap());
+        let error = check_durability("MySQL 8.4.2", 2, true, false).unwrap_err().to_string();
         assert!(error.contains("innodb_flush_log_at_trx_commit = 2"), "{error}");
-        assert!(!check_durability("MySQL 8.4.2", 0, true).unwrap());
+        assert!(!check_durability("MySQL 8.4.2", 0, true, true).unwrap());
+        let unsynced = check_durability("MySQL 8.4.2", 1, false, false).unwrap_err().to_string();
+        assert!(unsynced.contains("sync_binlog"), "{unsynced}");
     }
 }

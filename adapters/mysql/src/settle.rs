@@ -84,7 +84,7 @@ impl MysqlStore {
         check_key(&letter.key)?;
         let error_bytes = letter.last_error.as_ref().map_or(0, String::len);
         if error_bytes > ERROR_BYTES_MAX {
-            return Err(StoreError::permanent(format!(
+            return Err(StoreError::refused(format!(
                 "a dead letter's error text has {error_bytes} bytes, more than {ERROR_BYTES_MAX}"
             )));
         }
@@ -93,7 +93,7 @@ impl MysqlStore {
         let bytes = body.map_or(0, |body| body.len()) + letter.envelope.to_stored().len() + lane;
         let room = self.packet_bytes_max.saturating_sub(ROW_OVERHEAD_BYTES);
         if bytes as u64 > room {
-            return Err(StoreError::permanent(format!(
+            return Err(StoreError::refused(format!(
                 "a dead letter of {bytes} bytes does not fit into one packet: the server's \
                  max_allowed_packet is {}; raise it",
                 self.packet_bytes_max

@@ -59,6 +59,7 @@ impl From<Failure> for StoreError {
             class: failure.class,
             what: failure.what,
             locked: failure.locked,
+            refused: failure.refused,
             source: failure.source.map(|source| Box::new(Shared(source)) as _),
         }
     }

@@ -1,9 +1,12 @@
 //! Migrations: append-only, in one transaction, one replica at a time.
 
-use inboxd_contract::{ErrorClass, Fingerprint, StoreError};
+use std::time::Duration;
+
+use inboxd_contract::{Fingerprint, StoreError};
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Postgres, Row, SqlSafeStr};
+use tokio::time::timeout;
 
 use crate::config::PostgresConfig;
 use crate::error::Failure;
@@ -24,6 +27,9 @@ const MIGRATIONS: &[Migration] = &[Migration {
     breaking: true,
 }];
 
+/// Longer than the wait for another replica's migration.
+const MIGRATE_MAX: Duration = Duration::from_secs(300);
+
 struct Applied {
     version: i32,
     name: String,
@@ -36,11 +42,16 @@ pub(crate) async fn migrate(
     config: &PostgresConfig,
     options: &PgConnectOptions,
 ) -> Result<(), StoreError> {
-    let mut connection =
-        options.connect().await.map_err(|error| Failure::of("connecting to migrate", error))?;
-    let result = in_transaction(config, &mut connection).await;
+    // A server that accepts and then says nothing must not keep the start from trying again.
+    let connect = timeout(config.acquire_timeout, options.connect()).await;
+    let mut connection = connect
+        .map_err(|_| Failure::timed_out("connecting to migrate", config.acquire_timeout))?
+        .map_err(|error| Failure::of("connecting to migrate", error))?;
+    let Ok(result) = timeout(MIGRATE_MAX, in_transaction(config, &mut connection)).await else {
+        return Err(Failure::timed_out("the migration", MIGRATE_MAX).into());
+    };
     // Closing the connection undoes what did not end in COMMIT.
-    if let Err(error) = connection.close().await {
+    if let Ok(Err(error)) = timeout(config.acquire_timeout, connection.close()).await {
         tracing::debug!(%error, "closing the connection of the migration");
     }
     result
@@ -175,15 +186,10 @@ fn check(applied: &[Applied]) -> Result<(), StoreError> {
                 )));
             }
             None if *breaking => {
-                return Err(StoreError {
-                    class: ErrorClass::Permanent,
-                    what: format!(
-                        "the database has migration {version} ({name}), which this binary does \
-                         not know and which is marked breaking: run a newer inboxd"
-                    ),
-                    locked: false,
-                    source: None,
-                });
+                return Err(StoreError::permanent(format!(
+                    "the database has migration {version} ({name}), which this binary does not \
+                     know and which is marked breaking: run a newer inboxd"
+                )));
             }
             Some(_) | None => {}
         }

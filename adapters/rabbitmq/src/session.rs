@@ -202,7 +202,14 @@ impl Session {
                         }
                     }
                     Some(Err(error)) => return Ended::Trouble(Trouble::lost(&error)),
-                    None => return Ended::Trouble(self.cancelled()),
+                    None => {
+                        let trouble = self.cancelled();
+                        // The next consumer must find this channel's deliveries back in place.
+                        return match self.channel.status().connected() {
+                            true => self.reopen(trouble).await,
+                            false => Ended::Trouble(trouble),
+                        };
+                    }
                 },
                 written = written(&mut self.writing) => {
                     self.writing = None;

@@ -74,6 +74,7 @@ fn unanswered(what: &str) -> StoreError {
         class: ErrorClass::Bug,
         what: format!("{what} was left without an answer"),
         locked: false,
+        refused: false,
         source: None,
     }
 }
@@ -82,7 +83,7 @@ fn unanswered(what: &str) -> StoreError {
 pub(crate) fn check_key(key: &InboxKey) -> Result<(), StoreError> {
     let id = key.message_id.as_str();
     if id.is_empty() || id.len() > MESSAGE_ID_BYTES_MAX || id.contains('\0') {
-        return Err(StoreError::permanent(format!(
+        return Err(StoreError::refused(format!(
             "a message id of {} bytes cannot be stored: it has 1 to {MESSAGE_ID_BYTES_MAX} \
              bytes and no NUL",
             id.len()
@@ -99,7 +100,7 @@ pub(crate) fn check_record(record: &MessageRecord) -> Result<(), StoreError> {
     let texts =
         [&record.producer, &record.message_type, &record.correlation_id, &record.causation_id];
     if texts.into_iter().flatten().any(|text| text.len() > TEXT_BYTES_MAX || text.contains('\0')) {
-        return Err(StoreError::permanent(format!(
+        return Err(StoreError::refused(format!(
             "a recorded text (producer, type, correlation or causation id) has more than \
              {TEXT_BYTES_MAX} bytes, or a NUL"
         )));

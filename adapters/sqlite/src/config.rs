@@ -98,6 +98,9 @@ impl SqliteConfig {
             )
         };
         let absolute = std::path::absolute(&self.path).map_err(|error| io(&self.path, error))?;
+        // Made before its name is resolved, so that a link to a file that is not there yet has one
+        // name, and one lock file, for everybody. That it cannot be made is told by the opening.
+        let _ = std::fs::OpenOptions::new().append(true).create(true).open(&absolute);
         if let Ok(existing) = absolute.canonicalize() {
             return Ok(existing);
         }

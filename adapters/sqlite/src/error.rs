@@ -14,6 +14,10 @@ mod code {
     pub(super) const CANNOT_OPEN: i32 = 14;
     pub(super) const PROTOCOL: i32 = 15;
     pub(super) const SCHEMA: i32 = 17;
+    pub(super) const TOO_BIG: i32 = 18;
+    pub(super) const CONSTRAINT: i32 = 19;
+    pub(super) const MISMATCH: i32 = 20;
+    pub(super) const RANGE: i32 = 25;
 }
 
 fn primary_code(error: &sqlx::Error) -> Option<i32> {
@@ -54,7 +58,11 @@ pub(crate) fn store_error(what: impl Into<String>, error: sqlx::Error) -> StoreE
         _ => ErrorClass::Bug,
     };
     let locked = is_busy(&error);
-    StoreError { locked, ..StoreError::new(class, what, error) }
+    let refused = matches!(
+        primary_code(&error),
+        Some(code::TOO_BIG | code::CONSTRAINT | code::MISMATCH | code::RANGE)
+    );
+    StoreError { locked, refused, ..StoreError::new(class, what, error) }
 }
 
 /// The same error for every member of a batch: errors of sqlx are not `Clone`, so the text
@@ -64,6 +72,7 @@ pub(crate) fn repeat(error: &StoreError) -> StoreError {
         class: error.class,
         what: error.what.clone(),
         locked: error.locked,
+        refused: error.refused,
         source: error.source.as_ref().map(|source| source.to_string().into()),
     }
 }

@@ -40,8 +40,10 @@ impl OwnerLock {
             .truncate(false)
             .open(&path)
             .map_err(failed)?;
-        let mut holder = String::new();
-        file.read_to_string(&mut holder).map_err(failed)?;
+        // For people, and possibly torn by a crash.
+        let mut holder = Vec::new();
+        Read::by_ref(&mut file).take(64).read_to_end(&mut holder).map_err(failed)?;
+        let holder = String::from_utf8_lossy(&holder).into_owned();
         let mut file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(file) => file,
             Err((_, Errno::EWOULDBLOCK)) => return Err(taken(database, &path, holder.trim())),

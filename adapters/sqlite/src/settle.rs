@@ -163,14 +163,14 @@ fn check_letter(letter: &DeadLetter) -> Result<(), StoreError> {
     check_key(&letter.key)?;
     let body_bytes = letter.envelope.body.as_ref().map_or(0, |body| body.len());
     if letter.body_kept && body_bytes as u64 > BODY_BYTES_MAX {
-        return Err(StoreError::permanent(format!(
+        return Err(StoreError::refused(format!(
             "a dead letter's body of {body_bytes} bytes is larger than SQLite takes \
              ({BODY_BYTES_MAX})"
         )));
     }
     let error = letter.last_error.as_deref().unwrap_or_default();
     if error.contains('\0') || letter.subscription.contains('\0') {
-        return Err(StoreError::permanent("a dead letter's text has a NUL, which no column holds"));
+        return Err(StoreError::refused("a dead letter's text has a NUL, which no column holds"));
     }
     Ok(())
 }

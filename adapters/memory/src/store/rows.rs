@@ -95,7 +95,7 @@ impl Rows {
     fn admit(&self, key: &InboxKey) -> Result<(), StoreError> {
         let bytes = key.message_id.as_str().len();
         if bytes > MESSAGE_ID_BYTES_MAX {
-            return Err(StoreError::permanent(format!(
+            return Err(StoreError::refused(format!(
                 "a message id has {bytes} bytes, and at most {MESSAGE_ID_BYTES_MAX} fit"
             )));
         }
@@ -200,7 +200,7 @@ impl Rows {
         self.admit(&claim.key)?;
         for text in [&record.producer, &record.message_type] {
             if text.as_ref().is_some_and(|text| text.len() > RECORD_BYTES_MAX) {
-                return Err(StoreError::permanent(format!(
+                return Err(StoreError::refused(format!(
                     "a record's text has more than {RECORD_BYTES_MAX} bytes"
                 )));
             }
