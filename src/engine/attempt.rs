@@ -198,6 +198,8 @@ impl<'a> Journey<'a> {
             attempt,
             ordering_key: self.item.ordering_key(),
             timeout: self.shared.settings.callback_timeout,
+            path: None,
+            trace: None,
         };
         let verdict = self.shared.forwarder.forward(request).await;
         self.shared.metrics.attempt_seconds(started.elapsed().as_secs_f64());

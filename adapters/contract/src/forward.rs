@@ -22,6 +22,19 @@ pub struct ForwardRequest<'a> {
     pub ordering_key: Option<&'a [u8]>,
     /// The bound on the whole attempt, response included.
     pub timeout: Duration,
+    /// The path and query that the message's route names, instead of the callback's own.
+    pub path: Option<&'a str>,
+    /// The trace context of the forward's own span; `None` passes the message's own on.
+    pub trace: Option<&'a TraceContext>,
+}
+
+/// A W3C trace context, in the form of its headers, valid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TraceContext {
+    /// `traceparent`.
+    pub traceparent: String,
+    /// `tracestate`, where there is one.
+    pub tracestate: Option<String>,
 }
 
 /// Why an attempt is to be made again.

@@ -11,6 +11,7 @@
 mod encoding;
 mod envelope;
 mod error;
+mod finding;
 mod forward;
 mod identity;
 mod outcome;
@@ -21,7 +22,8 @@ mod stored;
 pub use encoding::{decode_percent, encode_percent};
 pub use envelope::{Envelope, Header, Origin};
 pub use error::{ErrorClass, SourceError, StoreError};
-pub use forward::{ForwardRequest, Forwarder, RetryReason, Verdict};
+pub use finding::{Finding, Severity};
+pub use forward::{ForwardRequest, Forwarder, RetryReason, TraceContext, Verdict};
 pub use identity::{
     CONSUMER_ID_BYTES_MAX, ConsumerId, Fingerprint, IdentityError, InboxKey, MESSAGE_ID_BYTES_MAX,
     MessageId, length_prefixed,
@@ -29,11 +31,12 @@ pub use identity::{
 pub use outcome::Outcome;
 pub use source::{
     Acker, Delivery, Fence, FenceHandle, HorizonAnswer, PartitionReport, RedeliveryHorizon, Room,
-    Settle, Settlement, Source, SourcePhase, SourceStatus, SourceTraits, StreamId,
+    Settle, Settlement, Source, SourceCounts, SourcePhase, SourceStatus, SourceTraits, StreamId,
 };
 pub use store::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadReason, DeadRow, Hold,
-    InboxStore, Look, MessageRecord, Notes, OwnerId, ParkedCopy, Release, Settled, StoreLimits,
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadReason, DeadRow,
+    ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, Hold, InboxStore, Look,
+    MessageRecord, Notes, OwnerId, ParkedCopy, Release, Settled, StoreLimits, StoreStats,
     SweepPolicy, SweepReport, Token,
 };
 pub use stored::StoredEnvelopeError;

@@ -207,6 +207,23 @@ pub struct PartitionReport {
     pub paused: bool,
 }
 
+/// What happened to a source since it was made; only ever upwards.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SourceCounts {
+    /// Assignments and revocations of partitions (Kafka).
+    pub rebalances: u64,
+    /// Commits of offsets that failed (Kafka).
+    pub commit_errors: u64,
+    /// Assigned partitions whose committed offset carries another inbox's id (Kafka).
+    pub foreign_commits: u64,
+    /// Partitions read from their beginning because their topic was made again (Kafka).
+    pub started_over: u64,
+    /// Consumers that the broker cancelled (RabbitMQ).
+    pub cancels: u64,
+    /// Deliveries given back to the broker.
+    pub releases: u64,
+}
+
 /// A source's state as it tells it.
 #[derive(Debug, Clone)]
 pub struct SourceStatus {
@@ -218,6 +235,10 @@ pub struct SourceStatus {
     pub reconnects: u64,
     /// Kafka's partitions, empty elsewhere.
     pub partitions: Vec<PartitionReport>,
+    /// Messages ready in the queue, where the broker can be asked (RabbitMQ).
+    pub queue_depth: Option<u64>,
+    /// What happened since the source was made.
+    pub counts: SourceCounts,
     /// The source's inner loop has turned at this time (monotonic): for liveness.
     pub turned_at: Instant,
 }
@@ -230,6 +251,8 @@ impl SourceStatus {
             reason: "not connected yet".into(),
             reconnects: 0,
             partitions: Vec::new(),
+            queue_depth: None,
+            counts: SourceCounts::default(),
             turned_at: Instant::now(),
         }
     }

@@ -240,6 +240,64 @@ pub struct ParkedCopy {
     pub reason: DeadReason,
 }
 
+/// What a store knows of one message, for a person. Ages and durations are by the database's clock.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Explanation {
+    /// Its row of `inbox_messages`.
+    pub message: Option<ExplainedMessage>,
+    /// Its row of `inbox_claims`.
+    pub claim: Option<ExplainedClaim>,
+    /// Its rows of `inbox_parked`, oldest first.
+    pub copies: Vec<ExplainedCopy>,
+}
+
+/// A row of `inbox_messages`, whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExplainedMessage {
+    /// What was recorded beside the key.
+    pub record: MessageRecord,
+    /// How long ago.
+    pub processed_ago: Duration,
+}
+
+/// A row of `inbox_claims`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExplainedClaim {
+    /// Whose.
+    pub owner: OwnerId,
+    /// Attempts so far.
+    pub attempts: u32,
+    /// Until it runs out; `None` where it has run out or was given up.
+    pub expires_in: Option<Duration>,
+}
+
+/// A row of `inbox_parked`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExplainedCopy {
+    /// The row, whole.
+    pub copy: ParkedCopy,
+    /// Discarded by an operator: the row stays, the body is gone.
+    pub discarded: bool,
+    /// How long ago it was written.
+    pub parked_ago: Duration,
+}
+
+/// How much a store holds, for metrics. Cheap at any size: row counts may be the database's
+/// estimate.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StoreStats {
+    /// Rows of `inbox_messages`.
+    pub messages: Option<u64>,
+    /// Rows of `inbox_claims`.
+    pub claims: Option<u64>,
+    /// Dead rows of `inbox_parked`.
+    pub dead: Option<u64>,
+    /// Age of the oldest row of `inbox_messages`; `None` without one.
+    pub oldest_message: Option<Duration>,
+    /// Age of the oldest dead row; `None` without one.
+    pub oldest_dead: Option<Duration>,
+}
+
 /// Gives a claim up.
 #[derive(Debug, Clone)]
 pub struct Release {
@@ -364,6 +422,17 @@ pub trait InboxStore: Notes + 'static {
 
     /// All parked rows of one message, whole, oldest first.
     async fn parked(&self, key: &InboxKey) -> Result<Vec<ParkedCopy>, StoreError>;
+
+    /// What is known of one message, for a person.
+    async fn explain(&self, key: &InboxKey) -> Result<Explanation, StoreError> {
+        let _ = key;
+        Err(StoreError::permanent("not yet"))
+    }
+
+    /// How much it holds.
+    async fn stats(&self) -> Result<StoreStats, StoreError> {
+        Err(StoreError::permanent("not yet"))
+    }
 
     /// Deletes what is older than the policy says, in small batches, on one instance at a time.
     async fn sweep(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError>;

@@ -137,6 +137,8 @@ impl Shared {
             reason,
             reconnects: state.health.reconnects(),
             partitions: state.partitions.reports(),
+            queue_depth: None,
+            counts: inboxd_contract::SourceCounts::default(),
             turned_at: Instant::now(),
         };
         drop(state);

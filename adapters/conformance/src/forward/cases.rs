@@ -84,6 +84,8 @@ impl Message {
             attempt,
             ordering_key: self.ordering_key.as_deref(),
             timeout,
+            path: None,
+            trace: None,
         }
     }
 

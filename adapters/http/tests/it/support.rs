@@ -82,6 +82,8 @@ impl Message {
             attempt: self.attempt,
             ordering_key: self.ordering_key.as_deref(),
             timeout: self.timeout,
+            path: None,
+            trace: None,
         };
         forwarder.forward(request).await
     }

@@ -103,6 +103,8 @@ mod alone {
             attempt: 1,
             ordering_key: None,
             timeout,
+            path: None,
+            trace: None,
         };
         forwarder.forward(request).await;
     }
