@@ -65,6 +65,7 @@ async fn turn(shared: Arc<Shared>, id: u64) {
             shared.changed.notify_waiters();
         }
         tokio::select! {
+            biased;
             () = changed => sleep(reconnect_after).await,
             () = sleep(TURN) => {}
         }

@@ -1,6 +1,6 @@
 //! The three tables and the rules of claiming, one step at a time.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use inboxd_contract::{
@@ -53,7 +53,7 @@ pub(super) struct Rows {
     pub(super) messages: BTreeMap<InboxKey, MessageRow>,
     /// In the order of parking.
     pub(super) parked: Vec<ParkedRow>,
-    pub(super) notes: HashMap<String, String>,
+    pub(super) notes: BTreeMap<String, String>,
     pub(super) locked_claims: BTreeSet<InboxKey>,
     pub(super) open_messages: BTreeSet<InboxKey>,
     pub(super) sweep_locked: bool,
@@ -67,7 +67,7 @@ impl Rows {
             claims: BTreeMap::new(),
             messages: BTreeMap::new(),
             parked: Vec::new(),
-            notes: HashMap::new(),
+            notes: BTreeMap::new(),
             locked_claims: BTreeSet::new(),
             open_messages: BTreeSet::new(),
             sweep_locked: false,
