@@ -9,12 +9,12 @@
 //! retired; one that ended otherwise stays, and goes stale.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use inboxd_contract::{SourcePhase, SourceStatus};
-use serde::Serialize;
+use inboxd_contract::{ErrorCode, SourcePhase, SourceStatus};
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 /// What the process knows of its own health. Cheap to clone: all clones are one registry.
@@ -26,8 +26,8 @@ struct Inner {
     stale_after: Duration,
     /// What heartbeats are measured from.
     started_at: Instant,
-    /// Set once, at the first signal to stop.
-    draining: AtomicBool,
+    /// Why nothing more is taken, once that is so.
+    draining: Mutex<Option<String>>,
     /// By name; the names are the dependencies that `/readyz` lists.
     dependencies: Mutex<BTreeMap<String, DependencyState>>,
     /// By name; the value is the last turn in milliseconds since `started_at`.
@@ -35,33 +35,39 @@ struct Inner {
 }
 
 /// Where one dependency stands.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DependencyState {
     /// It can be used now.
     pub ready: bool,
+    /// What is the matter, by its stable code: `docs/errors.md`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub code: Option<&'static str>,
     /// Why not, or what to know; empty when there is nothing to say.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }
 
 /// The answer of `/readyz`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Readiness {
     /// All dependencies are ready and the process is not draining.
     pub ready: bool,
-    /// The process was told to stop.
+    /// Nothing more is taken: the process was told to stop, or to drain.
     pub draining: bool,
+    /// Why it drains; empty while it does not.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
     /// Each dependency by name.
     pub dependencies: BTreeMap<String, DependencyState>,
 }
 
 /// The answer of `/livez`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Liveness {
     /// Every inner loop has turned lately.
     pub live: bool,
     /// Loops that have not, with the seconds since their last turn.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub stale_seconds: BTreeMap<String, u64>,
 }
 
@@ -76,7 +82,7 @@ impl HealthRegistry {
         Self(Arc::new(Inner {
             stale_after,
             started_at: Instant::now(),
-            draining: AtomicBool::new(false),
+            draining: Mutex::default(),
             dependencies: Mutex::default(),
             heartbeats: Mutex::default(),
         }))
@@ -85,9 +91,11 @@ impl HealthRegistry {
     /// Names a dependency; until it is set it is not ready.
     pub fn dependency(&self, name: impl Into<String>) -> Dependency {
         let name = name.into();
-        locked(&self.0.dependencies)
-            .entry(name.clone())
-            .or_insert(DependencyState { ready: false, reason: "not tried yet".into() });
+        locked(&self.0.dependencies).entry(name.clone()).or_insert(DependencyState {
+            ready: false,
+            code: None,
+            reason: "not tried yet".into(),
+        });
         Dependency { registry: self.clone(), name: name.into() }
     }
 
@@ -120,17 +128,18 @@ impl HealthRegistry {
         }
     }
 
-    /// The process was told to stop: not ready from now on.
-    pub fn set_draining(&self) {
-        self.0.draining.store(true, Ordering::Relaxed);
+    /// Nothing more is taken, and why: not ready from now on.
+    pub fn set_draining(&self, reason: &str) {
+        *locked(&self.0.draining) = Some(reason.to_owned());
     }
 
     /// What `/readyz` says now.
     pub fn readiness(&self) -> Readiness {
-        let draining = self.0.draining.load(Ordering::Relaxed);
+        let reason = locked(&self.0.draining).clone();
+        let draining = reason.is_some();
         let dependencies = locked(&self.0.dependencies).clone();
         let ready = !draining && dependencies.values().all(|dependency| dependency.ready);
-        Readiness { ready, draining, dependencies }
+        Readiness { ready, draining, reason: reason.unwrap_or_default(), dependencies }
     }
 
     /// What `/livez` says now.
@@ -157,11 +166,22 @@ pub struct Dependency {
 impl Dependency {
     /// Where it stands now. `reason` is read by operators: what, where, what to do.
     pub fn set(&self, ready: bool, reason: &str) {
+        self.tell(ready, None, reason);
+    }
+
+    /// It cannot be used now, and this is the matter.
+    pub fn fail(&self, code: ErrorCode, reason: &str) {
+        self.tell(false, Some(code), reason);
+    }
+
+    fn tell(&self, ready: bool, code: Option<ErrorCode>, reason: &str) {
+        let code = code.map(ErrorCode::as_str);
         let mut dependencies = locked(&self.registry.0.dependencies);
         match dependencies.get_mut(&*self.name) {
-            Some(state) if state.ready == ready && state.reason == reason => {}
+            Some(state) if state.ready == ready && state.code == code && state.reason == reason => {
+            }
             _ => {
-                let state = DependencyState { ready, reason: reason.to_owned() };
+                let state = DependencyState { ready, code, reason: reason.to_owned() };
                 dependencies.insert(self.name.to_string(), state);
             }
         }
@@ -220,26 +240,27 @@ impl SubscriptionHealth {
     /// Readiness and liveness of the source, as it tells them.
     pub fn source_status(&self, status: &SourceStatus) {
         let ready = matches!(status.phase, SourcePhase::Ready | SourcePhase::Standby);
-        self.source.set(ready, &status.reason);
+        self.source.tell(ready, status.code, &status.reason);
         self.source_loop.turned_at(status.turned_at);
     }
 
     /// Whether the application can be reached.
     pub fn set_callback(&self, ready: bool, reason: &str) {
-        self.callback.set(ready, reason);
+        let code = (!ready).then_some(ErrorCode::CallbackUnreachable);
+        self.callback.tell(ready, code, reason);
     }
 
     /// Paused, and why, until an operator acts; `None` when it goes on.
-    pub fn set_paused(&self, reason: Option<String>) {
+    pub fn set_paused(&self, reason: Option<(ErrorCode, String)>) {
         match reason {
-            Some(reason) => self.subscription.set(false, &format!("paused: {reason}")),
+            Some((code, reason)) => self.subscription.fail(code, &format!("paused: {reason}")),
             None => self.subscription.set(true, ""),
         }
     }
 
     /// The subscription ended with an error: not ready for good, its loops no longer watched.
-    pub fn failed(&self, reason: &str) {
-        self.subscription.set(false, reason);
+    pub fn failed(&self, code: ErrorCode, reason: &str) {
+        self.subscription.fail(code, reason);
         self.retire();
     }
 
@@ -286,7 +307,7 @@ mod tests {
     fn draining_is_not_ready_whatever_the_dependencies_say() {
         let registry = HealthRegistry::new(STALE_AFTER);
         registry.dependency("database").set(true, "");
-        registry.set_draining();
+        registry.set_draining("told to stop");
         let readiness = registry.readiness();
         assert!(!readiness.ready && readiness.draining);
     }
@@ -297,7 +318,7 @@ mod tests {
         let health = registry.subscription("orders");
         health.set_source(true, "");
         health.set_callback(true, "");
-        health.set_paused(Some("no message carries an id".into()));
+        health.set_paused(Some((ErrorCode::IdsMissing, "no message carries an id".into())));
         assert!(!registry.readiness().ready);
         health.set_paused(None);
         assert!(registry.readiness().ready);
@@ -350,6 +371,7 @@ mod tests {
         let registry = HealthRegistry::new(STALE_AFTER);
         registry.dependency("database").set(true, "");
         registry.dependency("source:orders").set(false, "not connected yet");
+        registry.dependency("source:bills").fail(ErrorCode::QueueMissing, "no such queue");
         assert_eq!(
             serde_json::to_value(registry.readiness()).unwrap(),
             serde_json::json!({
@@ -358,6 +380,11 @@ mod tests {
                 "dependencies": {
                     "database": {"ready": true},
                     "source:orders": {"ready": false, "reason": "not connected yet"},
+                    "source:bills": {
+                        "ready": false,
+                        "code": "queue_missing",
+                        "reason": "no such queue",
+                    },
                 },
             })
         );

@@ -1,27 +1,50 @@
-//! The listeners: `/livez`, `/readyz`, `/metrics`.
+//! The listeners: `/livez`, `/readyz`, `/metrics`, and for operators the API below `/v1`.
+//!
+//! Invariants: a listener serves a bounded number of connections, each for a bounded time, and
+//! reads a bounded head within a bounded time; no body is read. HTTP/1.1 alone is spoken.
+//! Every request passes the [`Guard`].
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::http::{StatusCode, header};
-use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Json, Router};
-use secrecy::{ExposeSecret, SecretString};
-use sha2::{Digest, Sha256};
-use tokio::net::TcpListener;
+use axum::{Json, Router, middleware};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use secrecy::SecretString;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
+use super::api::{self, Operator};
+use super::guard::{Guard, guard};
 use super::health::HealthRegistry;
+use super::problem::Problem;
 use crate::telemetry::{METRICS_CONTENT_TYPE, Metrics};
 
 /// How long answers under way may take once the listener closes.
 const CLOSE_WITHIN: Duration = Duration::from_millis(500);
+/// More wait in the kernel's queue until one has ended.
+const CONNECTIONS_MAX: usize = 64;
+/// For the head of each request, the wait for it included.
+const HEAD_WITHIN: Duration = Duration::from_secs(10);
+/// Request line and headers.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+const HEADER_LINES_MAX: usize = 64;
+/// A connection to a listener without a token, whose peer may be anybody and may read slowly.
+const PROBE_CONNECTION_MAX: Duration = Duration::from_secs(60);
+/// A connection to the operators' listener; a drain answers after up to an hour.
+const API_CONNECTION_MAX: Duration = Duration::from_secs(2 * 60 * 60);
+/// After an accept that failed, mostly for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What the endpoints answer from.
 #[derive(Clone)]
@@ -40,26 +63,26 @@ pub struct AdminServer {
 }
 
 impl AdminServer {
-    /// Binds and serves. With a token, every request must carry it as a bearer token.
+    /// Binds and serves probes and metrics, and with an operator the API too. With a token, every
+    /// request must carry it as a bearer token.
     ///
     /// # Errors
     /// The address cannot be bound.
     pub async fn start(
         address: SocketAddr,
         endpoints: Endpoints,
+        operator: Option<Arc<dyn Operator>>,
         token: Option<&SecretString>,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         let stop = CancellationToken::new();
-        let stopped = stop.clone().cancelled_owned();
-        let router = router(endpoints, token);
-        let task = tokio::spawn(async move {
-            let served = axum::serve(listener, router).with_graceful_shutdown(stopped).await;
-            if let Err(error) = served {
-                tracing::error!(%address, %error, "a listener ended");
-            }
-        });
+        let longest = match operator {
+            Some(_) => API_CONNECTION_MAX,
+            None => PROBE_CONNECTION_MAX,
+        };
+        let router = router(endpoints, operator, Guard::new(address, token));
+        let task = tokio::spawn(serve(listener, router, longest, stop.clone()));
         Ok(Self { address, stop, task: Some(task) })
     }
 
@@ -71,35 +94,103 @@ impl AdminServer {
     /// Stops listening; answers under way have half a second.
     pub async fn close(mut self) {
         self.stop.cancel();
-        if let Some(mut task) = self.task.take()
-            && tokio::time::timeout(CLOSE_WITHIN, &mut task).await.is_err()
+        if let Some(task) = self.task.take()
+            && let Err(error) = task.await
         {
-            task.abort();
+            tracing::error!(address = %self.address, %error, "a listener ended");
         }
     }
 }
 
 impl Drop for AdminServer {
     fn drop(&mut self) {
+        self.stop.cancel();
         if let Some(task) = &self.task {
             task.abort();
         }
     }
 }
 
-fn router(endpoints: Endpoints, token: Option<&SecretString>) -> Router {
-    let router = Router::new()
+/// Accepts until `stop`, then lets answers under way end.
+async fn serve(listener: TcpListener, router: Router, longest: Duration, stop: CancellationToken) {
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let connections = TaskTracker::new();
+    // Cut with this task, however it ends.
+    let cut = CancellationToken::new();
+    let _cut = cut.clone().drop_guard();
+    loop {
+        let accepted = async {
+            // Never closed.
+            let slot = slots.clone().acquire_owned().await.ok();
+            (slot, listener.accept().await)
+        };
+        let (slot, accepted) = tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            accepted = accepted => accepted,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::debug!(%error, "a connection was not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let (router, stop, cut) = (router.clone(), stop.clone(), cut.clone());
+        connections.spawn(async move {
+            tokio::select! {
+                () = cut.cancelled() => {}
+                () = answer(stream, router, longest, stop) => {}
+            }
+            drop(slot);
+        });
+    }
+    drop(listener);
+    connections.close();
+    let _ = tokio::time::timeout(CLOSE_WITHIN, connections.wait()).await;
+}
+
+/// Serves one connection: until its peer leaves, it is told to stop, or its time is over.
+async fn answer(stream: TcpStream, router: Router, longest: Duration, stop: CancellationToken) {
+    let _ = stream.set_nodelay(true);
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_WITHIN)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .max_headers(HEADER_LINES_MAX)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    tokio::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.as_mut().await
+        }
+        () = tokio::time::sleep(longest) => return,
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection to a listener ended");
+    }
+}
+
+fn router(endpoints: Endpoints, operator: Option<Arc<dyn Operator>>, rules: Guard) -> Router {
+    let probes = Router::new()
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(endpoints);
-    match token {
-        Some(token) => {
-            let expected: Arc<[u8]> = Arc::from(digest(token.expose_secret().as_bytes()));
-            router.layer(middleware::from_fn_with_state(expected, authorize))
-        }
-        None => router,
-    }
+    let router = match operator {
+        Some(operator) => probes.merge(api::router(operator)),
+        None => probes,
+    };
+    router
+        .fallback(async || Problem::new(StatusCode::NOT_FOUND, "no_such_path", "nothing is here"))
+        .method_not_allowed_fallback(async || {
+            let detail = "the path is right, the method is not";
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", detail)
+        })
+        .layer(middleware::from_fn_with_state(rules, guard))
 }
 
 async fn livez(State(endpoints): State<Endpoints>) -> Response {
@@ -120,25 +211,6 @@ fn status(good: bool) -> StatusCode {
     if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
-async fn authorize(State(expected): State<Arc<[u8]>>, request: Request, next: Next) -> Response {
-    let token = request
-        .headers()
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.as_bytes().split_at_checked("Bearer ".len()))
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "))
-        .map(|(_, token)| token);
-    // Digests are compared, so that the time taken tells nothing of the token.
-    if token.is_some_and(|token| digest(token)[..] == expected[..]) {
-        return next.run(request).await;
-    }
-    let challenge = [(header::WWW_AUTHENTICATE, "Bearer")];
-    (StatusCode::UNAUTHORIZED, challenge, "a bearer token is needed\n").into_response()
-}
-
-fn digest(bytes: &[u8]) -> [u8; 32] {
-    Sha256::digest(bytes).into()
-}
-
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -150,7 +222,7 @@ mod tests {
         let health = HealthRegistry::new(Duration::from_secs(60));
         let endpoints = Endpoints { health: health.clone(), metrics: Metrics::new() };
         let server =
-            AdminServer::start(([127, 0, 0, 1], 0).into(), endpoints, token).await.unwrap();
+            AdminServer::start(([127, 0, 0, 1], 0).into(), endpoints, None, token).await.unwrap();
         (server, health)
     }
 
@@ -158,7 +230,7 @@ mod tests {
     async fn ask(server: &AdminServer, path: &str, headers: &str) -> String {
         let mut stream = TcpStream::connect(server.address()).await.unwrap();
         let request =
-            format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{headers}\r\n");
+            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
@@ -173,7 +245,7 @@ mod tests {
         assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("not tried yet"), "{answer}");
         database.set(true, "");
         assert!(ask(&server, "/readyz", "").await.starts_with("HTTP/1.1 200"));
-        health.set_draining();
+        health.set_draining("told to stop");
         let answer = ask(&server, "/readyz", "").await;
         assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("\"draining\":true"));
         assert!(ask(&server, "/livez", "").await.starts_with("HTTP/1.1 200"));

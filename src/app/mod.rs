@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use futures::stream::{FuturesUnordered, StreamExt as _};
-use inboxd_contract::{InboxStore, OwnerId, SourceError, StoreError};
+use inboxd_contract::{ErrorCode, InboxStore, OwnerId, SourceError, StoreError};
 use rand::Rng as _;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -81,6 +81,17 @@ pub enum AppError {
 }
 
 impl AppError {
+    /// What it is for an operator.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Config { .. } | Self::Feature(_) => ErrorCode::ConfigRefused,
+            Self::Store(error) => error.code(),
+            Self::AllEnded(_) => ErrorCode::SourceEnded,
+            Self::Listen { .. } => ErrorCode::ListenerRefused,
+            Self::Signals(_) => ErrorCode::Bug,
+        }
+    }
+
     /// The process's exit code.
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -285,6 +296,7 @@ fn body_limit(settings: &crate::engine::SubscriptionSettings, store: &dyn InboxS
     let limit = store.limits().body_bytes_max;
     if limit < settings.body_bytes_max {
         tracing::warn!(
+            code = %ErrorCode::BodyLimitLowered,
             subscription = %settings.name,
             body_bytes_max = limit,
             "the database takes no larger bodies than this; larger ones become dead letters \
@@ -304,7 +316,7 @@ async fn all_failed(subscriptions: &[Subscription]) -> String {
     while let Some((name, reason)) = failing.next().await {
         let left = failing.len();
         tracing::error!(
-            code = "source_ended",
+            code = %ErrorCode::SourceEnded,
             subscription = name,
             left,
             "the subscription has ended and is not started again: restart the process once the \
@@ -338,6 +350,7 @@ async fn drain(subscriptions: &[Subscription], grace: Duration) {
 
 fn tell_unclosed(name: &str, cut: usize, error: &SourceError) {
     tracing::warn!(
+        code = %ErrorCode::DrainCut,
         subscription = name,
         cut,
         %error,

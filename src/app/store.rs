@@ -31,8 +31,9 @@ pub(super) async fn open(
             }
             Err(AppError::Store(error)) if error.is_transient() => {
                 let reason = chain(&error);
-                tracing::warn!(reason, "the inbox cannot be opened yet; trying again");
-                database.set(false, &reason);
+                let code = error.code();
+                tracing::warn!(%code, reason, "the inbox cannot be opened yet; trying again");
+                database.fail(code, &reason);
             }
             Err(error) => return Err(error),
         }
@@ -49,7 +50,7 @@ where
     loop {
         match call().await {
             Err(error) if error.is_transient() => {
-                tracing::warn!(reason = chain(&error), "cannot {what} yet; trying again");
+                tracing::warn!(code = %error.code(), reason = chain(&error), "cannot {what} yet; trying again");
             }
             answer => return answer,
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use inboxd_contract::{InboxStore, StoreError, SweepPolicy};
+use inboxd_contract::{ErrorCode, InboxStore, StoreError, SweepPolicy};
 use rand::Rng as _;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -47,7 +47,7 @@ impl Upkeep {
         self.stop.cancel();
         for task in self.tasks {
             if let Err(error) = task.await {
-                tracing::error!(%error, "upkeep ended by a panic");
+                tracing::error!(code = %ErrorCode::Bug, %error, "upkeep ended by a panic");
             }
         }
     }
@@ -84,7 +84,7 @@ async fn sweep(
             }
             Err(error) => {
                 metrics.sweep_failed();
-                tracing::warn!(cause = %chain(&error), "old rows were not deleted; trying again later");
+                tracing::warn!(code = %ErrorCode::SweepFailed, cause = %chain(&error), "old rows were not deleted; trying again later");
             }
         }
     }
@@ -94,8 +94,9 @@ async fn ping(store: Arc<dyn InboxStore>, database: Dependency) {
     loop {
         match tokio::time::timeout(PING_WITHIN, store.ping()).await {
             Ok(Ok(())) => database.set(true, ""),
-            Ok(Err(error)) => database.set(false, &chain(&error)),
-            Err(_) => database.set(false, &format!("no answer within {PING_WITHIN:?}")),
+            Ok(Err(error)) => database.fail(error.code(), &chain(&error)),
+            Err(_) => database
+                .fail(ErrorCode::DatabaseUnavailable, &format!("no answer within {PING_WITHIN:?}")),
         }
         tokio::time::sleep(PING_EVERY).await;
     }

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use inboxd_contract::ErrorCode;
 use secrecy::SecretString;
 
 use crate::app::{self, AppError};
@@ -110,7 +111,7 @@ where
     let config = match config::load(inputs) {
         Ok(config) => config,
         Err(error) => {
-            eprintln!("inboxd: {error}");
+            eprintln!("inboxd: {error}\n({}: docs/errors.md)", ErrorCode::ConfigRefused);
             return ExitCode::from(app::EXIT_CONFIG);
         }
     };
@@ -122,9 +123,9 @@ where
         match run(config).await {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                let exit_code = error.exit_code();
+                let (code, exit_code) = (error.code(), error.exit_code());
                 let error = anyhow::Error::new(error);
-                tracing::error!(exit_code, "{error:#}");
+                tracing::error!(%code, exit_code, "{error:#}");
                 ExitCode::from(exit_code)
             }
         }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use inboxd_contract::RedeliveryHorizon;
+use inboxd_contract::{ErrorCode, RedeliveryHorizon};
 
 /// What is to be said about one stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub(super) fn compare(
 pub(super) fn tell(retention: Duration, horizons: &[(String, RedeliveryHorizon)]) {
     for finding in compare(retention, horizons) {
         match finding {
-            Finding::Warning(text) => tracing::warn!("{text}"),
+            Finding::Warning(text) => tracing::warn!(code = %ErrorCode::RetentionShort, "{text}"),
             Finding::Information(text) => tracing::info!("{text}"),
         }
     }

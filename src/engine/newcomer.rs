@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use inboxd_contract::{Delivery, Envelope, Fence, Origin};
+use inboxd_contract::{Delivery, Envelope, ErrorCode, Fence, Origin};
 
 use super::budget::{Budget, Permit};
 use super::settings::IdentitySettings;
@@ -52,7 +52,7 @@ impl Newcomer {
                     return;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the inbox cannot be read; trying again");
+                    tracing::warn!(code = %error.code(), %error, "the inbox cannot be read; trying again");
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
             }
@@ -102,9 +102,10 @@ impl Newcomer {
         self.let_go();
         let Some((delivery, _)) = self.held.first() else { return };
         let reason = explain(self.held.len(), &delivery.envelope);
-        tracing::error!(subscription = %shared.settings.name, reason, "paused");
+        let code = ErrorCode::IdsMissing;
+        tracing::error!(%code, subscription = %shared.settings.name, reason, "paused");
         shared.metrics.paused(true);
-        shared.health.set_paused(Some(reason));
+        shared.health.set_paused(Some((code, reason)));
         while self.is_holding() && next.is_none_or(Fence::is_open) {
             tokio::time::sleep(LOOK_EVERY).await;
             self.let_go();

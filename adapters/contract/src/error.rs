@@ -2,6 +2,8 @@
 
 use std::error::Error;
 
+use crate::ErrorCode;
+
 /// What a caller may do about an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorClass {
@@ -28,6 +30,8 @@ pub struct StoreError {
     /// The store will not take this member's values, whoever asks and whenever: too long, too
     /// large, a byte that no column holds. Always permanent.
     pub refused: bool,
+    /// What it is for an operator, where the class does not say it.
+    pub code: Option<ErrorCode>,
     /// The underlying error.
     #[source]
     pub source: Option<BoxedError>,
@@ -41,6 +45,7 @@ impl StoreError {
             what: what.into(),
             locked: false,
             refused: false,
+            code: None,
             source: Some(source.into()),
         }
     }
@@ -52,6 +57,7 @@ impl StoreError {
             what: what.into(),
             locked: false,
             refused: false,
+            code: None,
             source: None,
         }
     }
@@ -63,6 +69,7 @@ impl StoreError {
             what: what.into(),
             locked: false,
             refused: false,
+            code: None,
             source: None,
         }
     }
@@ -79,8 +86,19 @@ impl StoreError {
             what: what.into(),
             locked: true,
             refused: false,
+            code: None,
             source: None,
         }
+    }
+
+    /// The same error, known to be of this kind.
+    pub fn with_code(self, code: ErrorCode) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    /// What it is for an operator.
+    pub fn code(&self) -> ErrorCode {
+        self.code.unwrap_or(ErrorCode::of_store(self.class))
     }
 
     /// True if trying again may succeed.
@@ -98,6 +116,8 @@ pub struct SourceError {
     pub class: ErrorClass,
     /// What was attempted, where, and the remedy. Never repeats the source.
     pub what: String,
+    /// What it is for an operator; a subscription that ends by it has ended in any case.
+    pub code: Option<ErrorCode>,
     /// The underlying error.
     #[source]
     pub source: Option<BoxedError>,
@@ -106,11 +126,16 @@ pub struct SourceError {
 impl SourceError {
     /// A permanent error: the configuration or the broker's set-up must change.
     pub fn permanent(what: impl Into<String>) -> Self {
-        Self { class: ErrorClass::Permanent, what: what.into(), source: None }
+        Self { class: ErrorClass::Permanent, what: what.into(), code: None, source: None }
     }
 
     /// An error with its source.
     pub fn new(class: ErrorClass, what: impl Into<String>, source: impl Into<BoxedError>) -> Self {
-        Self { class, what: what.into(), source: Some(source.into()) }
+        Self { class, what: what.into(), code: None, source: Some(source.into()) }
+    }
+
+    /// The same error, known to be of this kind.
+    pub fn with_code(self, code: ErrorCode) -> Self {
+        Self { code: Some(code), ..self }
     }
 }

@@ -8,6 +8,7 @@
 //! encoding and fingerprints live here because they must be the same to the
 //! byte for every broker and every database.
 
+mod code;
 mod encoding;
 mod envelope;
 mod error;
@@ -19,6 +20,7 @@ mod source;
 mod store;
 mod stored;
 
+pub use code::ErrorCode;
 pub use encoding::{decode_percent, encode_percent};
 pub use envelope::{Envelope, Header, Origin};
 pub use error::{ErrorClass, SourceError, StoreError};

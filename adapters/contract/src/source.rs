@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Envelope, SourceError};
+use crate::{Envelope, ErrorCode, SourceError};
 
 /// What the broker orders by: `topic/partition` on Kafka, the queue on RabbitMQ.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -231,6 +231,8 @@ pub struct SourceStatus {
     pub phase: SourcePhase,
     /// Why, for a person: what, where and what to do. Empty when ready.
     pub reason: String,
+    /// What it is for an operator, where something is the matter.
+    pub code: Option<ErrorCode>,
     /// Connections made after the first, channels reopened included.
     pub reconnects: u64,
     /// Kafka's partitions, empty elsewhere.
@@ -249,6 +251,7 @@ impl SourceStatus {
         Self {
             phase: SourcePhase::Connecting,
             reason: "not connected yet".into(),
+            code: None,
             reconnects: 0,
             partitions: Vec::new(),
             queue_depth: None,

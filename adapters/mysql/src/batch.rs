@@ -99,6 +99,7 @@ impl<A> Answers<A> {
             what: String::from("a member of a batch was left without an answer"),
             locked: false,
             refused: false,
+            code: None,
             source: None,
         };
         self.slots.into_iter().map(|slot| slot.unwrap_or_else(|| Err(unanswered()))).collect()

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use inboxd_contract::StoreError;
+use inboxd_contract::{ErrorCode, StoreError};
 use sha2::{Digest, Sha256};
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection};
 use sqlx::{AssertSqlSafe, Connection, Row};
@@ -152,7 +152,8 @@ fn check(applied: &BTreeMap<i64, Applied>) -> Result<(), StoreError> {
                     "the database had migration {version} ({}) applied from another text than \
                      this binary has; restore it or use the binary that made it",
                     row.name
-                )));
+                ))
+                .with_code(ErrorCode::DatabaseNewer));
             }
             Some(_) => {}
             None if row.breaking => {
@@ -160,7 +161,8 @@ fn check(applied: &BTreeMap<i64, Applied>) -> Result<(), StoreError> {
                     "the database has the newer migration {version} ({}), which this binary \
                      cannot work with; use a newer inboxd",
                     row.name
-                )));
+                ))
+                .with_code(ErrorCode::DatabaseNewer));
             }
             None => {
                 tracing::info!(version, name = row.name, "the database is newer than this binary");

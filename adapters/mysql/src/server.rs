@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use inboxd_contract::StoreError;
+use inboxd_contract::{ErrorCode, StoreError};
 use sqlx::Row;
 use sqlx::mysql::MySqlConnection;
 
@@ -92,7 +92,8 @@ fn check_durability(
          commits whose messages were acknowledged, and they would be lost. Set both to 1, or \
          accept the loss with allow_weak_durability = true",
         binlog = if synced { "" } else { " and a binary log without sync_binlog = 1" }
-    )))
+    ))
+    .with_code(ErrorCode::DatabaseNotDurable))
 }
 
 /// `VERSION()` as `MariaDB x.y.z` or `MySQL x.y.z`, if it is new enough.

@@ -60,6 +60,7 @@ impl From<Failure> for StoreError {
             what: failure.what,
             locked: failure.locked,
             refused: failure.refused,
+            code: None,
             source: failure.source.map(|source| Box::new(Shared(source)) as _),
         }
     }

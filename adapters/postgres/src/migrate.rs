@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inboxd_contract::{Fingerprint, StoreError};
+use inboxd_contract::{ErrorCode, Fingerprint, StoreError};
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Postgres, Row, SqlSafeStr};
@@ -183,13 +183,15 @@ fn check(applied: &[Applied]) -> Result<(), StoreError> {
                 return Err(StoreError::permanent(format!(
                     "migration {version} ({name}) was applied with other contents than this \
                      binary has: it belongs to another build"
-                )));
+                ))
+                .with_code(ErrorCode::DatabaseNewer));
             }
             None if *breaking => {
                 return Err(StoreError::permanent(format!(
                     "the database has migration {version} ({name}), which this binary does not \
                      know and which is marked breaking: run a newer inboxd"
-                )));
+                ))
+                .with_code(ErrorCode::DatabaseNewer));
             }
             Some(_) | None => {}
         }

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_rs::Runtime;
+use inboxd_contract::ErrorCode;
 use lapin::tcp::{AMQPUriTcpExt, OwnedIdentity, OwnedTLSConfig};
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo};
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
@@ -159,14 +160,19 @@ async fn read_tls(tls: &RabbitMqTls) -> Result<OwnedTLSConfig, Trouble> {
     let read = async |file: &std::path::Path| {
         tokio::fs::read(file).await.map_err(|error| {
             let file = file.display();
-            Trouble::failing(Remedy::Reconnect, format!("TLS file {file} cannot be read: {error}"))
+            let reason = format!("TLS file {file} cannot be read: {error}");
+            Trouble::failing(ErrorCode::SourceTls, Remedy::Reconnect, reason)
         })
     };
     let cert_chain = match &tls.ca_file {
         Some(file) => {
             let pem = String::from_utf8(read(file).await?).map_err(|_| {
                 let file = file.display();
-                Trouble::failing(Remedy::Reconnect, format!("TLS file {file} is not PEM"))
+                Trouble::failing(
+                    ErrorCode::SourceTls,
+                    Remedy::Reconnect,
+                    format!("TLS file {file} is not PEM"),
+                )
             })?;
             Some(pem)
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use futures::future::{FutureExt as _, try_join_all};
 use inboxd_contract::{
-    Acker, Delivery, ErrorClass, FenceHandle, Settle, Settlement, SourceError, StreamId,
+    Acker, Delivery, ErrorClass, ErrorCode, FenceHandle, Settle, Settlement, SourceError, StreamId,
 };
 use lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions,
@@ -311,7 +311,12 @@ impl Session {
              consuming again once it is there",
             self.queue
         );
-        Trouble::failing(Remedy::Reopen(Duration::from_millis(200)), reason).queue_is_gone()
+        Trouble::failing(
+            ErrorCode::QueueMissing,
+            Remedy::Reopen(Duration::from_millis(200)),
+            reason,
+        )
+        .queue_is_gone()
     }
 
     /// Unordered: cancels, and gives back what was not handed over. Ordered: only stops.
@@ -382,6 +387,7 @@ impl Session {
         let failed = |what: &str| SourceError {
             class: ErrorClass::Transient,
             what: format!("closing queue '{queue}': {what}; {unsettled} deliveries may come again"),
+            code: None,
             source: None,
         };
         self.taking = false;
@@ -487,16 +493,17 @@ async fn find_kind(config: &RabbitMqConfig, link: &Link) -> Result<Option<QueueK
         probe::kind(&link.connection, queue).await.map_err(|error| Trouble::lost(&error))?;
     match found {
         Found::Classic => Ok(Some(QueueKind::Classic)),
-        Found::Quorum => Err(Trouble::permanent(crate::config::quorum_needs_single_active(queue))),
-        Found::Stream => Err(Trouble::permanent(format!(
+        Found::Quorum => Err(crate::config::quorum_needs_single_active(queue)),
+        Found::Stream => Err(format!(
             "'{queue}' is a stream, which this source does not consume; give a classic or quorum queue"
-        ))),
-        Found::Unknown => Err(Trouble::permanent(format!(
+        )),
+        Found::Unknown => Err(format!(
             "ordering needs to know that queue '{queue}' has one consumer, and its kind could not be \
              found out (that takes the right to configure it): say queue_kind = classic if it is a \
              classic queue, or single_active_consumer = true if it was declared so"
-        ))),
+        )),
     }
+    .map_err(|reason| Trouble::permanent(ErrorCode::OrderRefused, reason))
 }
 
 async fn next(consumer: &mut Option<Consumer>) -> Option<Result<lapin::message::Delivery, Error>> {

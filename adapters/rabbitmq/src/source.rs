@@ -129,6 +129,7 @@ impl Source for RabbitMqSource {
                  may be lost, their messages come again",
                 self.config.queue
             ),
+            code: None,
             source: None,
         };
         let answer = timeout_at(by, in_time).await;

@@ -16,7 +16,7 @@ use inboxd_contract::{SourceError, SourcePhase, SourceStatus};
 use rand::Rng as _;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
-use tracing::{info, warn};
+use tracing::{debug, info};
 
 use crate::buffer::Buffer;
 use crate::config::{QueueKind, RabbitMqConfig};
@@ -49,14 +49,16 @@ pub(crate) struct Shared {
     /// The present connection's socket.
     pub(crate) socket: Socket,
     /// Why the source cannot go on.
-    permanent: Mutex<Option<String>>,
+    permanent: Mutex<Option<Trouble>>,
 }
 
 impl Shared {
     /// Why the source cannot go on, if so.
     pub(crate) fn permanent(&self) -> Option<SourceError> {
         let permanent = self.permanent.lock().unwrap_or_else(PoisonError::into_inner);
-        permanent.as_ref().map(SourceError::permanent)
+        permanent
+            .as_ref()
+            .map(|trouble| SourceError::permanent(&trouble.reason).with_code(trouble.code))
     }
 }
 
@@ -99,6 +101,7 @@ pub(crate) async fn run(supervisor: Supervisor) {
     showing.send_modify(|status| {
         status.phase = SourcePhase::Closed;
         status.reason = "closed".into();
+        status.code = None;
     });
     // Whoever asked may have stopped waiting.
     let _ = closed.send(answer);
@@ -243,6 +246,7 @@ impl Life {
             if undecodable < UNDECODABLE_TIMES {
                 status.phase = SourcePhase::Ready;
                 status.reason = String::new();
+                status.code = None;
             }
         });
     }
@@ -266,8 +270,7 @@ impl Life {
         }
         self.tell(&trouble);
         if trouble.remedy == Remedy::GiveUp {
-            *self.shared.permanent.lock().unwrap_or_else(PoisonError::into_inner) =
-                Some(trouble.reason);
+            *self.shared.permanent.lock().unwrap_or_else(PoisonError::into_inner) = Some(trouble);
             self.shared.buffer.wake();
             return Err(self.wait_for_close().await);
         }
@@ -280,13 +283,15 @@ impl Life {
             let news = status.phase != trouble.phase || status.reason != trouble.reason;
             status.phase = trouble.phase.clone();
             status.reason.clone_from(&trouble.reason);
+            status.code = (trouble.phase != SourcePhase::Standby).then_some(trouble.code);
             news
         });
         // Said once, not at every attempt.
         if told && trouble.phase == SourcePhase::Standby {
             info!(%queue, reason = %trouble, "standing by");
         } else if told {
-            warn!(%queue, reason = %trouble, "not consuming");
+            // The engine tells the operator, by the subscription's name.
+            debug!(%queue, reason = %trouble, "not consuming");
         }
     }
 

@@ -7,7 +7,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use inboxd_contract::SourcePhase;
+use inboxd_contract::{ErrorCode, SourcePhase};
 use lapin::{Error, ErrorKind};
 
 use crate::config::RabbitMqConfig;
@@ -36,6 +36,8 @@ pub(crate) struct Trouble {
     pub(crate) phase: SourcePhase,
     /// What, where, and what to do.
     pub(crate) reason: String,
+    /// What it is for an operator.
+    pub(crate) code: ErrorCode,
     /// What the source does.
     pub(crate) remedy: Remedy,
     /// A frame could not be decoded.
@@ -57,6 +59,7 @@ impl Trouble {
         Self {
             phase: SourcePhase::Connecting,
             reason,
+            code: ErrorCode::SourceUnreachable,
             remedy,
             undecodable: false,
             queue_is_gone: false,
@@ -64,8 +67,8 @@ impl Trouble {
     }
 
     /// An operator must know; the source goes on trying.
-    pub(crate) fn failing(remedy: Remedy, reason: impl Into<String>) -> Self {
-        Self { phase: SourcePhase::Failing, ..Self::passing(remedy, reason) }
+    pub(crate) fn failing(code: ErrorCode, remedy: Remedy, reason: impl Into<String>) -> Self {
+        Self { phase: SourcePhase::Failing, code, ..Self::passing(remedy, reason) }
     }
 
     /// The same, and the queue is not there.
@@ -75,8 +78,8 @@ impl Trouble {
     }
 
     /// The source cannot go on.
-    pub(crate) fn permanent(reason: impl Into<String>) -> Self {
-        Self::failing(Remedy::GiveUp, reason)
+    pub(crate) fn permanent(code: ErrorCode, reason: impl Into<String>) -> Self {
+        Self::failing(code, Remedy::GiveUp, reason)
     }
 
     /// A connection could not be made.
@@ -85,20 +88,31 @@ impl Trouble {
         match error.kind() {
             ErrorKind::ProtocolError(refusal) => {
                 let text = refusal.get_message();
-                let reason = match refusal.get_id() {
-                    ACCESS_REFUSED => format!(
-                        "RabbitMQ at {peer} refuses the login of user '{user}': check user and \
-                         password ({text})"
+                let (code, reason) = match refusal.get_id() {
+                    ACCESS_REFUSED => (
+                        ErrorCode::SourceLoginRefused,
+                        format!(
+                            "RabbitMQ at {peer} refuses the login of user '{user}': check user and \
+                             password ({text})"
+                        ),
                     ),
-                    NOT_ALLOWED => format!(
-                        "RabbitMQ at {peer} does not let user '{user}' into vhost '{vhost}': check \
-                         that the vhost exists and that the user has permissions in it ({text})"
+                    NOT_ALLOWED => (
+                        ErrorCode::SourceForbidden,
+                        format!(
+                            "RabbitMQ at {peer} does not let user '{user}' into vhost '{vhost}': \
+                             check that the vhost exists and that the user has permissions in it \
+                             ({text})"
+                        ),
                     ),
-                    _ => format!("RabbitMQ at {peer} refuses the connection: {text}"),
+                    _ => (
+                        ErrorCode::SourceUnreachable,
+                        format!("RabbitMQ at {peer} refuses the connection: {text}"),
+                    ),
                 };
-                Self::failing(Remedy::Reconnect, reason)
+                Self::failing(code, Remedy::Reconnect, reason)
             }
             ErrorKind::IOError(error) if is_tls(error) => Self::failing(
+                ErrorCode::SourceTls,
                 Remedy::Reconnect,
                 format!(
                     "TLS with RabbitMQ at {peer} fails: {error}; check that the port speaks TLS, that \
@@ -134,6 +148,7 @@ impl Trouble {
         let later = Remedy::Reopen(standby);
         match code {
             NOT_FOUND => Self::failing(
+                ErrorCode::QueueMissing,
                 Remedy::Reopen(Duration::from_secs(1)),
                 format!(
                     "queue '{queue}' does not exist in vhost '{vhost}': create it, or let the source \
@@ -143,6 +158,7 @@ impl Trouble {
             .queue_is_gone(),
             // Nobody had it a moment ago: another came first, or no consumer may have it alone.
             ACCESS_REFUSED if text.contains("in exclusive use") => Self::failing(
+                ErrorCode::OrderRefused,
                 later,
                 format!(
                     "queue '{queue}' cannot be had alone: if it was declared with \
@@ -151,20 +167,29 @@ impl Trouble {
                 ),
             ),
             ACCESS_REFUSED => Self::failing(
+                ErrorCode::SourceForbidden,
                 later,
                 format!(
                     "user '{user}' may not consume from queue '{queue}' in vhost '{vhost}': {text}"
                 ),
             ),
             RESOURCE_LOCKED => Self::failing(
+                ErrorCode::QueueRefused,
                 later,
                 format!("queue '{queue}' belongs to another connection alone: {text}"),
             ),
-            PRECONDITION_FAILED => Self::permanent(format!(
-                "queue '{queue}' exists with other properties than the source declares: {text}; \
-                 declare the same ones, or do not declare"
-            )),
-            _ => Self::failing(later, format!("RabbitMQ refuses queue '{queue}': {text}")),
+            PRECONDITION_FAILED => Self::permanent(
+                ErrorCode::QueueRefused,
+                format!(
+                    "queue '{queue}' exists with other properties than the source declares: \
+                     {text}; declare the same ones, or do not declare"
+                ),
+            ),
+            _ => Self::failing(
+                ErrorCode::QueueRefused,
+                later,
+                format!("RabbitMQ refuses queue '{queue}': {text}"),
+            ),
         }
     }
 
@@ -198,6 +223,7 @@ impl Trouble {
         Self {
             undecodable: true,
             ..Self::failing(
+                ErrorCode::FrameUndecodable,
                 Remedy::Reconnect,
                 format!(
                     "what RabbitMQ sends for queue '{queue}' cannot be decoded ({times} times in a \

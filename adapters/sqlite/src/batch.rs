@@ -75,6 +75,7 @@ fn unanswered(what: &str) -> StoreError {
         what: format!("{what} was left without an answer"),
         locked: false,
         refused: false,
+        code: None,
         source: None,
     }
 }

@@ -73,6 +73,7 @@ pub(crate) fn repeat(error: &StoreError) -> StoreError {
         what: error.what.clone(),
         locked: error.locked,
         refused: error.refused,
+        code: error.code,
         source: error.source.as_ref().map(|source| source.to_string().into()),
     }
 }

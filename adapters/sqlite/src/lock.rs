@@ -8,7 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-use inboxd_contract::{ErrorClass, StoreError};
+use inboxd_contract::{ErrorClass, ErrorCode, StoreError};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
@@ -71,4 +71,5 @@ fn taken(database: &Path, lock: &Path, holder: &str) -> StoreError {
         database.display(),
         lock.display()
     ))
+    .with_code(ErrorCode::InboxInUse)
 }

@@ -4,7 +4,7 @@
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use inboxd_contract::StoreError;
+use inboxd_contract::{ErrorCode, StoreError};
 use sha2::{Digest, Sha256};
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{AssertSqlSafe, Row};
@@ -46,7 +46,10 @@ pub(crate) async fn migrate(writer: &Arc<Writer>, prefix: &str) -> Result<(), St
             run(connection, prefix).boxed()
         })
         .await?;
-    verdict.map_err(|what| StoreError::permanent(format!("the SQLite database {place} {what}")))
+    verdict.map_err(|what| {
+        StoreError::permanent(format!("the SQLite database {place} {what}"))
+            .with_code(ErrorCode::DatabaseNewer)
+    })
 }
 
 /// `Ok(Err(_))`: the database must not be used, and why.
