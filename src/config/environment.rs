@@ -8,12 +8,15 @@ use super::tree::{Node, Table, Value, get, set};
 
 const PREFIX: &str = "INBOXD__";
 const SEPARATOR: &str = "__";
+/// Tables of headers.
+const HEADERS: [&[&str]; 2] = [&["headers", "set"], &["telemetry", "headers"]];
 
 /// Reads the variables that begin with `INBOXD__` (and `RUST_LOG`, as `log.level`).
 ///
 /// Environment variables are written in capitals and cannot hold `-` or `.`: a name that differs
 /// from one of `base` by that alone means that one; else it is taken in lower
-/// case. Below `properties`, `_` stands for the dots of librdkafka's names.
+/// case. Below `properties`, `_` stands for the dots of librdkafka's names, below
+/// `headers.set` and `telemetry.headers` for the `-` of a header's.
 pub(super) fn layer(
     variables: impl IntoIterator<Item = (OsString, OsString)>,
     base: &Table,
@@ -66,9 +69,11 @@ fn resolve(segments: &[&str], base: &Table) -> Vec<String> {
             .flatten()
             .map(|(key, _)| key)
             .filter(|key| plain(key) == plain(segment));
-        let key = match (same.next(), same.next()) {
-            (Some(key), None) => key.clone(),
-            _ if path.last().is_some_and(|parent| parent == "properties") => plain_dots(segment),
+        let key = match (same.next(), same.next(), twin(segment, below)) {
+            (Some(key), None, _) => key.clone(),
+            (None, None, Some(twin)) => twin,
+            _ if ends_with(&path, &["properties"]) => joined(segment, "."),
+            _ if HEADERS.iter().any(|parents| ends_with(&path, parents)) => joined(segment, "-"),
             _ => segment.to_ascii_lowercase(),
         };
         below = match below.and_then(|table| table.get(&key)) {
@@ -84,13 +89,28 @@ fn plain(name: &str) -> String {
     name.to_ascii_lowercase().replace(['-', '.'], "_")
 }
 
-fn plain_dots(name: &str) -> String {
-    let dotted = name.to_ascii_lowercase().replace('_', ".");
+/// Where `_` stands for what librdkafka's names, or those of headers, are joined by.
+fn joined(name: &str, by: &str) -> String {
+    let name = name.to_ascii_lowercase();
     // The twin that names a file keeps its suffix.
-    match dotted.strip_suffix(".file") {
-        Some(property) => format!("{property}_file"),
-        None => dotted,
+    match name.strip_suffix("_file") {
+        Some(name) => format!("{}_file", name.replace('_', by)),
+        None => name.replace('_', by),
     }
+}
+
+/// A secret and its `_file` twin are one key, whose spelling is that of `base`.
+fn twin(name: &str, base: Option<&Table>) -> Option<String> {
+    let name = plain(name);
+    base?.keys().find_map(|key| match (key.strip_suffix("_file"), name.strip_suffix("_file")) {
+        (Some(key), None) if plain(key) == name => Some(key.to_owned()),
+        (None, Some(name)) if plain(key) == name => Some(format!("{key}_file")),
+        _ => None,
+    })
+}
+
+fn ends_with(path: &[String], parents: &[&str]) -> bool {
+    path.len() >= parents.len() && path[path.len() - parents.len()..] == *parents
 }
 
 #[cfg(test)]

@@ -8,15 +8,19 @@
 
 mod address;
 mod broker;
+mod callback;
 mod environment;
 mod flags;
+mod headers;
 mod identity;
 mod model;
 mod names;
 mod problem;
 mod process;
 mod reader;
+mod routes;
 mod subscription;
+mod telemetry;
 mod tree;
 mod units;
 
@@ -112,6 +116,7 @@ fn read(tree: &Table, needs_subscriptions: bool, problems: &Problems) -> Config 
     let admin = process::admin(root.section("admin"));
     let health_listen = process::health(root.section("health"));
     let log = process::log(root.section("log"));
+    let telemetry = telemetry::read(root.section("telemetry"));
     let database = process::database(root.section("database"));
     let brokers = brokers(root.section("broker"));
     let mut subscriptions = subscriptions(root.section("subscription"), &brokers, &mut notices);
@@ -128,6 +133,7 @@ fn read(tree: &Table, needs_subscriptions: bool, problems: &Problems) -> Config 
         health_listen,
         database,
         log,
+        telemetry,
         shutdown_grace,
         stale_after,
         lease,

@@ -22,6 +22,8 @@ pub struct Config {
     pub database: DatabaseConfig,
     /// Log lines.
     pub log: LogSettings,
+    /// The collector of traces and metrics.
+    pub telemetry: TelemetryConfig,
     /// From the first signal to the end of the process.
     pub shutdown_grace: Duration,
     /// A loop that has not turned for this long makes the process not live.
@@ -202,6 +204,38 @@ pub enum HeadersCopy {
     Named(Vec<String>),
 }
 
+/// How the application answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Contract {
+    /// By the status.
+    #[default]
+    Plain,
+    /// By the status, and after a 2xx by the body's `status`, as Dapr's applications do.
+    Dapr,
+}
+
+/// Which statuses an entry of the status map is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StatusPattern {
+    /// One, from 200.
+    Code(u16),
+    /// Those of one first digit, from 2: `Class(4)` is 4xx.
+    Class(u8),
+}
+
+/// What a status is made to mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MappedVerdict {
+    /// Processed.
+    Accepted,
+    /// A dead letter.
+    Refused,
+    /// To be tried again.
+    Retry,
+    /// Recorded as processed, though the application did not want it.
+    Drop,
+}
+
 /// The application.
 #[derive(Debug, Clone)]
 pub struct CallbackConfig {
@@ -215,8 +249,40 @@ pub struct CallbackConfig {
     pub headers_copy: HeadersCopy,
     /// Before the name of a copied header.
     pub headers_prefix: String,
+    /// Headers that every request gets, each name once; may be credentials.
+    pub headers_set: Vec<(String, SecretString)>,
     /// Certificates of an `https` callback.
     pub tls: TlsFiles,
+    /// How the application answers.
+    pub contract: Contract,
+    /// What statuses are made to mean; codes before classes, so that the first that fits wins.
+    pub status_map: Vec<(StatusPattern, MappedVerdict)>,
+    /// Secrets of Standard Webhooks, each `whsec_` and the base64 of 24 to 64 bytes. All sign,
+    /// the first one first; none: nothing is signed.
+    pub signing: Vec<SecretString>,
+}
+
+/// The collector of traces and metrics. What is `None` is for the `OTEL_*` variables to say, and
+/// for the default where they say nothing.
+#[derive(Debug, Clone, Default)]
+pub struct TelemetryConfig {
+    /// The base URL of an OTLP/HTTP collector, without `/` at its end; `/v1/traces` and
+    /// `/v1/metrics` follow.
+    pub endpoint: Option<String>,
+    /// Whether traces are sent.
+    pub traces: Option<bool>,
+    /// Whether metrics are sent.
+    pub metrics: Option<bool>,
+    /// Headers of each export, each name once; may be credentials.
+    pub headers: Vec<(String, SecretString)>,
+    /// `service.name`.
+    pub service_name: Option<String>,
+    /// The part of new traces that is sampled, 0 to 1.
+    pub sample_ratio: Option<f64>,
+    /// How often metrics are sent.
+    pub metrics_interval: Option<Duration>,
+    /// The bound on one export.
+    pub timeout: Option<Duration>,
 }
 
 /// librdkafka's properties. Values may be secrets: only names are printed.

@@ -44,6 +44,11 @@ impl<'a> Section<'a> {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
+    /// Where the table was set.
+    pub(super) fn place(&self) -> Place {
+        self.place.clone()
+    }
+
     /// A key is wrong.
     pub(super) fn problem(&self, key: &str, fault: Fault) {
         let place = self

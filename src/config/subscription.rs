@@ -6,23 +6,21 @@ use std::time::Duration;
 use inboxd_contract::ConsumerId;
 
 use super::address::BrokerKind;
-use super::broker::{Broker, tls_files};
-use super::identity;
+use super::broker::Broker;
 use super::model::{
-    CallbackConfig, Declare, HeadersCopy, KafkaSourceConfig, QueueKind, RabbitMqSourceConfig,
-    SourceConfig, Start, SubscriptionConfig,
+    Declare, KafkaSourceConfig, QueueKind, RabbitMqSourceConfig, SourceConfig, Start,
+    SubscriptionConfig,
 };
 use super::names;
 use super::problem::Fault;
 use super::reader::Section;
 use super::units::{GIB, KIB, MIB, days, minutes, seconds};
+use super::{callback, identity, routes};
 use crate::engine::{Extractor, IdentitySettings, Ordering, RetrySettings, SubscriptionSettings};
 
 /// RabbitMQ's and Kafka's bound on names, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 const TOPICS_MAX: usize = 1_000;
-const HEADERS_MAX: usize = 256;
-const HEADER_PREFIX_BYTES_MAX: usize = 64;
 
 /// The keys of a `source` table but `broker`, for `--source`'s parameters.
 pub(super) const SOURCE_KEYS: &[&str] = &[
@@ -62,6 +60,11 @@ pub(super) const SUBSCRIPTION_KEYS: &[&str] = &[
     "hold_max",
     "retry",
     "headers",
+    "contract",
+    "status_map",
+    "signing",
+    "route",
+    "on_unrouted",
 ];
 
 /// Reads one subscription; `None` where too little is known of it to go on.
@@ -71,7 +74,7 @@ pub(super) fn read(
     brokers: &BTreeMap<&str, Option<Broker>>,
     notices: &mut Vec<String>,
 ) -> Option<SubscriptionConfig> {
-    let callback = callback(&section);
+    let callback = callback::read(&section);
     let source_section = section.section("source");
     let known = broker(&section, &source_section, brokers);
     // Without its broker the rest is read all the same: all problems are told at once.
@@ -91,6 +94,7 @@ pub(super) fn read(
     let lease = section.duration("lease", seconds(15), Duration::from_millis(500)..=minutes(10));
     let hold_max = section.duration("hold_max", minutes(10), Duration::from_millis(100)..=days(1));
     let retry = retry(section.section("retry"));
+    let (routes, on_unrouted) = routes::read(&section, broker.kind);
     // Unknown keys are told only where all known ones were asked for.
     source_section.finish();
     section.finish();
@@ -109,6 +113,8 @@ pub(super) fn read(
         lease,
         hold_max,
         retry,
+        routes,
+        on_unrouted,
     };
     Some(SubscriptionConfig { settings, source, callback: callback? })
 }
@@ -141,13 +147,9 @@ fn limits(section: &Section<'_>, concurrency: usize) -> Limits {
     Limits {
         in_flight_max,
         in_flight_bytes_max: usize::try_from(bytes).unwrap_or(usize::MAX),
-        callback_timeout: callback_timeout(section),
+        callback_timeout: callback::timeout(section),
         offset_span_max: section.count("offset_span_max", 100_000, 1..=10_000_000) as usize,
     }
-}
-
-fn callback_timeout(section: &Section<'_>) -> Duration {
-    section.duration("callback_timeout", seconds(30), Duration::from_millis(10)..=minutes(60))
 }
 
 fn retry(section: Section<'_>) -> RetrySettings {
@@ -166,94 +168,6 @@ fn retry(section: Section<'_>) -> RetrySettings {
     }
     section.finish();
     settings
-}
-
-fn callback(section: &Section<'_>) -> Option<CallbackConfig> {
-    let url = section.parse("callback", names::callback);
-    if !section.has("callback") {
-        section.missing(
-            "callback",
-            "set the application's route: http://127.0.0.1:8080/orders (flag --callback)",
-        );
-    }
-    let timeout = callback_timeout(section);
-    let connect =
-        section.duration("connect_timeout", seconds(5), Duration::from_millis(10)..=minutes(5));
-    if section.has("connect_timeout") && connect > timeout {
-        section.problem(
-            "connect_timeout",
-            Fault::new("it is above callback_timeout, which ends it", "set it to less"),
-        );
-    }
-    let headers = section.section("headers");
-    let headers_copy = match headers.list("copy") {
-        None => HeadersCopy::All,
-        Some(names) if names == ["all"] => HeadersCopy::All,
-        Some(names) if names == ["none"] => HeadersCopy::Named(Vec::new()),
-        Some(names) => HeadersCopy::Named(header_names(&headers, names)),
-    };
-    let prefix = headers.parse("prefix", header_prefix);
-    if prefix.as_deref() == Some("") && headers_copy == HeadersCopy::All {
-        headers.problem(
-            "prefix",
-            Fault::new(
-                "without a prefix a publisher could set any header of the request",
-                "name the headers to copy in headers.copy, or keep a prefix",
-            ),
-        );
-    }
-    let headers_prefix = prefix.unwrap_or_else(|| "Inbox-Header-".to_owned());
-    headers.finish();
-    let tls = tls_files(section.section("tls"));
-    let http2 = section.switch("callback_http2", false);
-    Some(CallbackConfig {
-        url: url?,
-        connect_timeout: connect.min(timeout),
-        http2,
-        headers_copy,
-        headers_prefix,
-        tls,
-    })
-}
-
-fn header_names(headers: &Section<'_>, names: Vec<String>) -> Vec<String> {
-    let bad = names.iter().find(|name| !is_header_token(name)).cloned();
-    if let Some(name) = bad {
-        headers.problem(
-            "copy",
-            Fault::new(
-                format!("{name:?} is no header's name"),
-                "list names, or set \"all\" or \"none\"",
-            ),
-        );
-    }
-    if names.len() > HEADERS_MAX {
-        headers.problem(
-            "copy",
-            Fault::new(
-                format!("it has {} names, the most is {HEADERS_MAX}", names.len()),
-                "name fewer, or set \"all\"",
-            ),
-        );
-    }
-    names
-}
-
-fn header_prefix(text: &str) -> Result<String, Fault> {
-    let fits = text.is_empty() || is_header_token(text) && text.len() <= HEADER_PREFIX_BYTES_MAX;
-    if fits {
-        return Ok(text.to_owned());
-    }
-    Err(Fault::new(
-        format!("{text:?} cannot begin a header's name"),
-        format!("use letters, digits and -, at most {HEADER_PREFIX_BYTES_MAX}"),
-    ))
-}
-
-/// A token of RFC 9110.
-fn is_header_token(text: &str) -> bool {
-    !text.is_empty()
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b))
 }
 
 fn broker<'a>(

@@ -111,6 +111,44 @@ pub struct RetrySettings {
     pub cap: Duration,
 }
 
+/// A value that a header must have for a route.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeaderPattern {
+    /// The header's name; ASCII case does not count.
+    pub name: String,
+    /// A pattern like those of [`RouteSettings`].
+    pub value: String,
+}
+
+/// Which messages go to which path of the callback. What is given must match, all of it; at
+/// least one pattern is given. In a pattern, `*` stands for any run of characters, none
+/// included; everything else is itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouteSettings {
+    /// Its name: unique in the subscription.
+    pub name: Arc<str>,
+    /// A pattern of the message's type.
+    pub message_type: Option<String>,
+    /// A pattern of RabbitMQ's routing key.
+    pub routing_key: Option<String>,
+    /// A header of the message.
+    pub header: Option<HeaderPattern>,
+    /// Path and query instead of the callback's own; begins with one `/`.
+    pub path: Arc<str>,
+}
+
+/// What to do with a message that no route matches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnUnrouted {
+    /// Keep it as a dead letter.
+    #[default]
+    DeadLetter,
+    /// Record it as processed without forwarding it.
+    Ignore,
+    /// Forward it to the callback's own path.
+    Forward,
+}
+
 /// What all subscriptions of a process share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubSettings {
@@ -153,4 +191,8 @@ pub struct SubscriptionSettings {
     pub hold_max: Duration,
     /// Backoff in place.
     pub retry: RetrySettings,
+    /// Tried in this order, the first that matches wins; none: everything goes to the callback.
+    pub routes: Vec<RouteSettings>,
+    /// The policy for messages that no route matches, where there are routes.
+    pub on_unrouted: OnUnrouted,
 }

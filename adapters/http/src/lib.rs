@@ -21,5 +21,7 @@ mod trace;
 pub use callback::Callback;
 pub use config::{HeaderCopy, HeaderPolicy, HttpConfig, HttpConfigError, TlsFiles};
 pub use forwarder::{HttpForwarder, install_crypto_provider};
-pub use headers::{HEADER_LINES_MAX, HEADERS_BYTES_MAX, OMITTED_BYTES_MAX, VALUE_BYTES_MAX};
+pub use headers::{
+    HEADER_LINES_MAX, HEADERS_BYTES_MAX, OMITTED_BYTES_MAX, VALUE_BYTES_MAX, is_settable,
+};
 pub use proxy::ProxyVariables;

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use inboxd::admin::HealthRegistry;
 use inboxd::engine::{
     Extractor, FingerprintOf, Hub, HubSettings, IdentitySettings, KeyFrom, OnIdConflict,
-    OnMissingId, Ordering, RetrySettings, Subscription, SubscriptionSettings,
+    OnMissingId, OnUnrouted, Ordering, RetrySettings, Subscription, SubscriptionSettings,
 };
 use inboxd::telemetry::Metrics;
 use inboxd_conformance::{ensure, eventually};
@@ -125,6 +125,8 @@ pub fn settings() -> SubscriptionSettings {
             factor: 2.0,
             cap: Duration::from_secs(30),
         },
+        routes: Vec::new(),
+        on_unrouted: OnUnrouted::DeadLetter,
     }
 }
 

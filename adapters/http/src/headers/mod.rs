@@ -16,7 +16,7 @@ use inboxd_contract::{Envelope, ForwardRequest, Origin, encode_percent};
 use self::budget::Budget;
 pub use self::budget::{HEADER_LINES_MAX, HEADERS_BYTES_MAX, OMITTED_BYTES_MAX};
 pub(crate) use self::copied::CopyRule;
-pub(crate) use self::names::is_settable;
+pub use self::names::is_settable;
 use crate::trace;
 
 /// The longest value that a field of the message (type, producer, correlation and causation id,

@@ -68,7 +68,7 @@ pub(super) fn is_reserved(normal: &[u8]) -> bool {
 
 /// May be set to a fixed value by the configuration: whatever does not break framing or the
 /// contract.
-pub(crate) fn is_settable(name: &str) -> bool {
+pub fn is_settable(name: &str) -> bool {
     let normal = normalised(name.as_bytes());
     let credentials = matches!(
         normal.as_slice(),
