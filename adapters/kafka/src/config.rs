@@ -44,17 +44,20 @@ pub enum StartAt {
     /// With the oldest record that the broker has.
     #[default]
     Earliest,
-    /// With what is produced from now on.
+    /// With what is produced from the time on when the group first saw the topic: decides once,
+    /// for partitions that were there then. Those that come later are read from their beginning,
+    /// and so are those whose committed offset retention has overtaken.
     Latest,
     /// Nowhere: a partition without a committed offset is a permanent error.
     Refuse,
 }
 
 impl StartAt {
+    /// What librdkafka does where an offset is missing that nothing else has decided.
     fn as_property(self) -> &'static str {
         match self {
-            Self::Earliest => "earliest",
-            Self::Latest => "latest",
+            // An end is given explicitly: this is also for what retention has overtaken.
+            Self::Earliest | Self::Latest => "earliest",
             Self::Refuse => "error",
         }
     }
@@ -86,8 +89,9 @@ pub struct KafkaConfig {
     pub commit_metadata: Option<String>,
     /// Fill `Origin::Kafka::position_scope`.
     pub position_identity: bool,
-    /// Where epochs and high-water marks are kept for clusters whose topic ids cannot be
-    /// read. Needed by `position_identity`.
+    /// Where durable facts are kept: epochs and high-water marks for clusters whose topic ids
+    /// cannot be read, how many partitions a topic had when [`StartAt::Latest`] first saw it.
+    /// Needed by `position_identity`.
     pub notes: Option<Arc<dyn Notes>>,
     /// How long a revoked partition waits for what is under way; `None`: half of
     /// `max.poll.interval.ms`, at most 25 s.

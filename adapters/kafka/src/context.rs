@@ -11,6 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use inboxd_contract::ErrorCode;
 use rdkafka::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, RebalanceProtocol};
@@ -19,8 +20,9 @@ use rdkafka::topic_partition_list::TopicPartitionList;
 use rdkafka::types::RDKafkaRespErr;
 use tokio::time::Instant;
 
+use crate::beginning::{self, Begun};
 use crate::commit::{self, Between};
-use crate::config::KafkaConfig;
+use crate::config::{KafkaConfig, StartAt};
 use crate::health::Trouble;
 use crate::partitions::{Epoch, Scope};
 use crate::raw;
@@ -39,6 +41,7 @@ pub(crate) struct Settings {
     committed_only: bool,
     pub(crate) metadata: Option<String>,
     pub(crate) position_identity: bool,
+    pub(crate) latest: bool,
     pub(crate) commit_interval: Duration,
 }
 
@@ -51,6 +54,7 @@ impl Settings {
             committed_only: config.reads_committed(),
             metadata: config.commit_metadata.clone(),
             position_identity: config.position_identity,
+            latest: config.start == StartAt::Latest,
             commit_interval: config.commit_interval,
         }
     }
@@ -67,14 +71,54 @@ impl Context {
         Self { shared, settings }
     }
 
-    fn assigned(&self, consumer: &BaseConsumer<Self>, list: &TopicPartitionList) {
+    /// False: what is assigned cannot be begun with, and nothing of it is taken.
+    fn assigned(&self, consumer: &BaseConsumer<Self>, list: &mut TopicPartitionList) -> bool {
         self.warn_of_other_inboxes(consumer, list);
+        let begun = match self.settings.latest && list.count() > 0 {
+            true => self.begin(consumer, list),
+            false => Some(Begun::new()),
+        };
+        let Some(begun) = begun else { return false };
         let scope = if self.settings.position_identity { Scope::Wanted } else { Scope::NotAsked };
         let mut state = self.shared.lock();
         for (topic, partition) in names(list) {
-            state.partitions.assign(&topic, partition, scope.clone());
+            let epoch = state.partitions.assign(&topic, partition, scope.clone());
+            let place = (topic, partition);
+            if let Some(offset) = begun.get(&place) {
+                state.partitions.begin_at(epoch, *offset);
+                state.begun.insert(place, *offset);
+            }
         }
         state.health.assigned();
+        true
+    }
+
+    /// Decides where partitions begin that have no committed offset, as long as it takes within
+    /// what a revoke may take. `None`: the cluster did not answer.
+    fn begin(&self, consumer: &BaseConsumer<Self>, list: &mut TopicPartitionList) -> Option<Begun> {
+        let deadline = Instant::now() + self.settings.drain_for;
+        loop {
+            let (seen, begun) = {
+                let state = self.shared.lock();
+                (state.first_seen.clone(), state.begun.clone())
+            };
+            let error = match beginning::decide(consumer, list, &seen, &begun) {
+                Ok(decided) => return Some(decided),
+                Err(error) => error,
+            };
+            let ending = self.shared.lock().end.is_some();
+            if ending || consumer.assignment_lost() || Instant::now() >= deadline {
+                tracing::warn!(
+                    %error,
+                    group = %self.settings.group,
+                    "where assigned partitions begin cannot be found out: joining the group again"
+                );
+                return None;
+            }
+            tracing::info!(%error, "where assigned partitions begin is not known yet; asking again");
+            self.shared.publish();
+            self.shared.wait_while(TURN, |state| state.end.is_none());
+        }
     }
 
     /// Offsets committed beside another inbox: what that one has processed, ours does not know.
@@ -95,6 +139,7 @@ impl Context {
             }
             self.shared.counters.count_foreign_commit();
             tracing::warn!(
+                code = ErrorCode::InboxForeign.as_str(),
                 group = %self.settings.group,
                 topic,
                 partition,
@@ -111,6 +156,7 @@ impl Context {
         let names = names(list);
         if consumer.assignment_lost() {
             tracing::warn!(
+                code = ErrorCode::AssignmentLost.as_str(),
                 group = %self.settings.group,
                 partitions = names.len(),
                 "the assignment is lost: the group went on without this member"
@@ -136,7 +182,8 @@ impl Context {
                 Between::Wait,
             );
             if let Err(error) = committed {
-                tracing::warn!(%error, "offsets of revoked partitions were not committed: settled \
+                let code = ErrorCode::OffsetsNotCommitted.as_str();
+                tracing::warn!(code, %error, "offsets of revoked partitions were not committed: settled \
                      records come again and are suppressed");
             }
         }
@@ -193,7 +240,10 @@ impl ConsumerContext for Context {
             "rebalance"
         );
         if assign {
-            self.assigned(consumer, list);
+            if !self.assigned(consumer, list) {
+                *list = TopicPartitionList::new();
+                self.shared.lock().rejoin = true;
+            }
         } else {
             self.revoked(consumer, list);
             // librdkafka keeps a pause over the end of an assignment: the next one, which knows
@@ -217,6 +267,17 @@ impl ConsumerContext for Context {
 
 impl ClientContext for Context {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        if is_overtaken(facility, line) {
+            self.shared.counters.count_started_over();
+            tracing::warn!(
+                code = ErrorCode::RecordsPassedOver.as_str(),
+                group = %self.settings.group,
+                "RECORDS WERE PASSED OVER: a partition no longer has the offset that was to be read \
+                 next (retention has overtaken it, or the log was cut); reading goes on with the \
+                 oldest record that is left: {line}"
+            );
+            return;
+        }
         match level {
             RDKafkaLogLevel::Emerg
             | RDKafkaLogLevel::Alert
@@ -247,18 +308,39 @@ impl ClientContext for Context {
         match (code, Trouble::of(code)) {
             // Told by the consumer's loop, with the reason behind it.
             (RDKafkaErrorCode::Fatal, _) => {}
-            (RDKafkaErrorCode::AutoOffsetReset, _) => self.shared.fail(format!(
-                "a partition has no committed offset in group {} and `start` refuses to choose \
-                 one: {words}",
-                self.settings.group
-            )),
-            (_, Trouble::Passing) => tracing::info!(%code, "Kafka: {words}"),
-            (_, Trouble::Connection) => tracing::info!(%code, "Kafka connection: {words}"),
-            (_, Trouble::Down | Trouble::Operator) => tracing::warn!(%code, "Kafka: {words}"),
+            (RDKafkaErrorCode::AutoOffsetReset, _) => self.shared.fail_as(
+                ErrorCode::OffsetMissing,
+                format!(
+                    "a partition has no committed offset in group {}, or one that retention has \
+                     overtaken, and `start` refuses to choose another: {words}",
+                    self.settings.group
+                ),
+            ),
+            (RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic, _) => {
+                let code = ErrorCode::TopicMissing.as_str();
+                let group = &self.settings.group;
+                tracing::warn!(
+                    code,
+                    %group,
+                    "a topic does not exist: create it, or mend its name; the others are consumed, \
+                     and it is as soon as it is there: {words}"
+                );
+            }
+            (_, Trouble::Passing) => tracing::info!(error = %code, "Kafka: {words}"),
+            (_, Trouble::Connection) => tracing::info!(error = %code, "Kafka connection: {words}"),
+            // The engine tells it, with the subscription's name, from the status.
+            (_, Trouble::Down | Trouble::Operator) => {
+                tracing::info!(error = %code, "Kafka: {words}");
+            }
         }
         self.shared.lock().health.error(code, words, Instant::now());
         self.shared.publish();
     }
+}
+
+/// Whether librdkafka says that an offset was not there any more: it has no event for that.
+fn is_overtaken(facility: &str, line: &str) -> bool {
+    facility == "OFFSET" && line.contains("offset reset (at ")
 }
 
 fn names(list: &TopicPartitionList) -> Vec<(String, i32)> {

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use inboxd_contract::SourcePhase;
+use inboxd_contract::{ErrorCode, SourcePhase};
 use rdkafka::error::RDKafkaErrorCode;
 use tokio::time::Instant;
 
@@ -27,6 +27,8 @@ pub(crate) struct Health {
     unsteady_since: Option<Instant>,
     /// What an operator must mend.
     trouble: Option<(String, Instant)>,
+    /// What that is.
+    trouble_code: ErrorCode,
     /// The last word of a failed connection.
     last_error: Option<String>,
     reconnects: u64,
@@ -66,6 +68,17 @@ impl Trouble {
     }
 }
 
+fn operators_code(code: RDKafkaErrorCode) -> ErrorCode {
+    use RDKafkaErrorCode as Code;
+    match code {
+        Code::SSL => ErrorCode::SourceTls,
+        Code::Authentication | Code::SaslAuthenticationFailed | Code::UnsupportedSASLMechanism => {
+            ErrorCode::SourceLoginRefused
+        }
+        _ => ErrorCode::SourceForbidden,
+    }
+}
+
 impl Health {
     pub(crate) fn new(group: &str) -> Self {
         Self {
@@ -75,6 +88,7 @@ impl Health {
             joined: false,
             unsteady_since: None,
             trouble: None,
+            trouble_code: ErrorCode::SourceForbidden,
             last_error: None,
             reconnects: 0,
             closed: false,
@@ -89,7 +103,10 @@ impl Health {
                 self.alive = false;
                 self.last_error.get_or_insert(words);
             }
-            Trouble::Operator => self.trouble = Some((words, now)),
+            Trouble::Operator => {
+                self.trouble = Some((words, now));
+                self.trouble_code = operators_code(code);
+            }
             Trouble::Connection => self.last_error = Some(words),
             Trouble::Passing => {}
         }
@@ -136,6 +153,19 @@ impl Health {
         self.reconnects
     }
 
+    /// What the phase's reason is for an operator. A first connection that is under way is
+    /// nothing to speak of.
+    pub(crate) fn code(&self) -> Option<ErrorCode> {
+        match (&self.trouble, self.closed) {
+            (_, true) => None,
+            (Some(_), _) => Some(self.trouble_code),
+            (None, _) => {
+                let lost = !self.alive && (self.was_alive || self.last_error.is_some());
+                lost.then_some(ErrorCode::SourceUnreachable)
+            }
+        }
+    }
+
     /// The phase and its reason.
     pub(crate) fn phase(&self, failure: Option<&str>) -> (SourcePhase, String) {
         if let Some(failure) = failure {
@@ -172,6 +202,7 @@ mod tests {
         let now = Instant::now();
         let mut health = Health::new("g");
         assert_eq!(health.phase(None).0, SourcePhase::Connecting);
+        assert_eq!(health.code(), None, "a first connection may take a moment");
         health.observe(true, false, now);
         assert!(health.phase(None).1.contains("group g"));
         health.observe(true, true, now);
@@ -179,6 +210,7 @@ mod tests {
         health.error(RDKafkaErrorCode::AllBrokersDown, "1/1 brokers are down", now);
         assert_eq!(health.phase(None).0, SourcePhase::Connecting);
         assert!(health.phase(None).1.contains("1/1"));
+        assert_eq!(health.code(), Some(ErrorCode::SourceUnreachable));
         health.observe(true, true, now);
         assert_eq!(health.phase(None).0, SourcePhase::Ready);
         assert_eq!(health.reconnects(), 1);
@@ -202,6 +234,7 @@ mod tests {
         health.error(RDKafkaErrorCode::TopicAuthorizationFailed, "topic t", now);
         let (phase, reason) = health.phase(None);
         assert_eq!(phase, SourcePhase::Failing);
+        assert_eq!(health.code(), Some(ErrorCode::SourceForbidden));
         assert!(reason.contains("topic t"), "{reason}");
         health.assigned();
         health.observe(true, true, now);

@@ -267,7 +267,7 @@ fn mark_key(scope: &str, partition: i32) -> String {
 }
 
 /// A key that is too long for a note is replaced by its hash.
-fn bounded(key: String) -> String {
+pub(crate) fn bounded(key: String) -> String {
     match key.len() <= NOTE_KEY_BYTES_MAX {
         true => key,
         false => format!("kafka:{}", hex::encode(Sha256::digest(key))),

@@ -16,6 +16,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use inboxd_contract::ErrorCode;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::topic_partition_list::Offset;
 use tokio::time::Instant;
@@ -108,6 +109,7 @@ fn begin_again(topic: &str, consumer: &BaseConsumer<Context>, shared: &Shared) -
             Ok(()) => {
                 shared.start_over(topic, partition);
                 tracing::warn!(
+                    code = ErrorCode::TopicRemade.as_str(),
                     topic,
                     partition,
                     "the topic was made again; read from its beginning"
@@ -115,7 +117,7 @@ fn begin_again(topic: &str, consumer: &BaseConsumer<Context>, shared: &Shared) -
             }
             Err(error) => {
                 all = false;
-                tracing::warn!(topic, partition, %error, "the topic was made again; trying to go back");
+                tracing::warn!(code = ErrorCode::TopicRemade.as_str(), topic, partition, %error, "the topic was made again; trying to go back");
             }
         }
     }

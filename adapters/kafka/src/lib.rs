@@ -5,13 +5,15 @@
 //! lowest unsettled offset. How it is built, from the outside in: `source` speaks with the
 //! engine, `worker` is the thread that polls librdkafka always, `context` is what librdkafka
 //! calls back (rebalances above all), `shared` is the lock between them, `partitions` and
-//! `tracker` decide without I/O, `identity` finds out what makes a position an identity,
+//! `tracker` decide without I/O, `beginning` is where `start = latest` begins, `identity` finds out
+//! what makes a position an identity,
 //! `incarnation` notices topics that were made again.
 //!
 //! Invariants: see the modules. What must not be here: a seek (a released record is kept and
 //! handed over again from memory; only a topic that was made again is set back), an unbounded
 //! queue, a call of librdkafka without a bound.
 
+mod beginning;
 mod commit;
 mod config;
 mod context;

@@ -6,7 +6,7 @@
 //! Invariants: each assignment of a partition has an epoch of its own and a fence of its own; an
 //! acker names its epoch, so that one of an earlier assignment finds nothing. What waits is
 //! bounded by [`WAITING_MAX`] and a budget of bytes, but for one record of each partition that
-//! is being paused. Records of one partition are handed out in ascending order; one that was
+//! is being paused, and of each whose scope is not known (which is paused for it). Records of one partition are handed out in ascending order; one that was
 //! given back goes to the head of its partition's queue, and nothing overtakes it from there.
 //!
 //! What it does not do: no I/O, no lock, no clock.
@@ -92,6 +92,8 @@ pub(crate) enum Kept {
     Waits,
     /// Its partition is not ours, nothing is taken any more, or it was read twice.
     Ignored,
+    /// It waits for its partition's scope, and the partition is to be paused before more is read.
+    Held,
     /// It waits; offsets went back: the log was truncated or the topic made again.
     StartedOver,
 }
@@ -128,6 +130,8 @@ pub(crate) struct Partitions {
     /// Partitions in which something waits, each once, in turn.
     turns: VecDeque<Epoch>,
     last_epoch: Epoch,
+    /// What waits and may be handed out as far as its scope goes; what is held back for want of one
+    /// does not fill the queue, and is bounded by its partition's pause.
     waiting: usize,
     waiting_bytes: usize,
     waiting_bytes_max: usize,
@@ -180,6 +184,14 @@ impl Partitions {
         self.last_epoch
     }
 
+    /// Reading of a partition that was just assigned begins here, which is committed like what is
+    /// settled.
+    pub(crate) fn begin_at(&mut self, epoch: Epoch, offset: i64) {
+        if let Some(partition) = self.by_epoch.get_mut(&epoch) {
+            partition.tracker.start_at(offset);
+        }
+    }
+
     /// A record was read.
     pub(crate) fn receive(&mut self, record: Record<'_>) -> Kept {
         let Some(epoch) = self.epoch(record.topic, record.partition).filter(|_| self.taking) else {
@@ -187,8 +199,9 @@ impl Partitions {
         };
         let Some(partition) = self.by_epoch.get_mut(&epoch) else { return Kept::Ignored };
         if partition.tracker.receive(record.offset, record.received_at) == Received::New {
+            let held = partition.scope == Scope::Wanted;
             self.push(epoch, record);
-            return Kept::Waits;
+            return if held { Kept::Held } else { Kept::Waits };
         }
         // A pause by librdkafka itself, around a rebalance, may rewind by the one record that
         // was polled in that moment.
@@ -227,8 +240,10 @@ impl Partitions {
         if let Scope::Known { scope, .. } = &partition.scope {
             set_scope(&mut envelope, scope);
         }
-        self.waiting += 1;
-        self.waiting_bytes += envelope.bytes();
+        if partition.scope != Scope::Wanted {
+            self.waiting += 1;
+            self.waiting_bytes += envelope.bytes();
+        }
         if partition.waiting.is_empty() {
             self.turns.push_back(epoch);
         }
@@ -393,8 +408,9 @@ impl Partitions {
         for (epoch, partition) in &self.by_epoch {
             // A partition that was never read has nothing to pause; its first record shows.
             let wide = partition.tracker.span() > self.span_max;
-            let wanted =
-                wide || !self.taking || (stalled && partition.tracker.position().is_some());
+            let read = partition.last.is_some();
+            let held = partition.scope == Scope::Wanted;
+            let wanted = wide || !self.taking || (read && (stalled || held));
             match (wanted, partition.paused) {
                 (true, false) => pause.push(*epoch),
                 (false, true) => resume.push(*epoch),
@@ -410,6 +426,13 @@ impl Partitions {
             if let Some(partition) = self.by_epoch.get_mut(epoch) {
                 partition.paused = paused;
             }
+        }
+    }
+
+    /// A partition's pause or resume was refused.
+    pub(crate) fn not_paused(&mut self, topic: &str, number: i32, paused: bool) {
+        if let Some(epoch) = self.epoch(topic, number) {
+            self.set_paused(&[epoch], !paused);
         }
     }
 
@@ -436,6 +459,10 @@ impl Partitions {
     /// A partition's scope was found; what waits gets it.
     pub(crate) fn set_scope(&mut self, epoch: Epoch, scope: Arc<str>, marked: Option<i64>) {
         let Some(partition) = self.by_epoch.get_mut(&epoch) else { return };
+        if partition.scope == Scope::Wanted {
+            self.waiting += partition.waiting.len();
+            self.waiting_bytes += partition.waiting_bytes();
+        }
         for waiting in &mut partition.waiting {
             // What waits and was never handed out is shared with nobody.
             if let Some(envelope) = Arc::get_mut(&mut waiting.envelope) {
@@ -511,16 +538,21 @@ impl Partitions {
 
     fn drop_waiting(&mut self, epoch: Epoch) {
         if let Some(partition) = self.by_epoch.get_mut(&epoch) {
-            for waiting in partition.waiting.drain(..) {
-                self.waiting -= 1;
-                self.waiting_bytes -= waiting.envelope.bytes();
+            if partition.scope != Scope::Wanted {
+                self.waiting -= partition.waiting.len();
+                self.waiting_bytes -= partition.waiting_bytes();
             }
+            partition.waiting.clear();
             self.turns.retain(|turn| *turn != epoch);
         }
     }
 }
 
 impl Partition {
+    fn waiting_bytes(&self) -> usize {
+        self.waiting.iter().map(|waiting| waiting.envelope.bytes()).sum()
+    }
+
     /// The next record that may go to the engine.
     fn next(&mut self) -> Option<Waiting> {
         let allowed = match &self.scope {

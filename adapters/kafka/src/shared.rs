@@ -9,11 +9,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use inboxd_contract::{
-    Acker, Delivery, ErrorClass, Room, Settle, Settlement, SourceError, SourceStatus,
+    Acker, Delivery, ErrorCode, Room, Settle, Settlement, SourceCounts, SourceError, SourceStatus,
 };
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use crate::beginning::{Begun, FirstSeen};
 use crate::health::Health;
 use crate::partitions::{Epoch, Kept, Partitions, Record, Waiting};
 
@@ -24,6 +25,8 @@ pub struct KafkaCounters {
     foreign_commits: AtomicU64,
     rebalances: AtomicU64,
     started_over: AtomicU64,
+    releases: AtomicU64,
+    unreadable: AtomicU64,
     topic_ids: AtomicU64,
 }
 
@@ -49,9 +52,35 @@ impl KafkaCounters {
         self.rebalances.load(Ordering::Relaxed)
     }
 
-    /// Partitions whose offsets went back while they were ours: truncated, or made again.
+    /// Partitions read from another offset than the next one: truncated, made again, or overtaken
+    /// by retention.
     pub fn started_over(&self) -> u64 {
         self.started_over.load(Ordering::Relaxed)
+    }
+
+    /// Batches of records that could not be read, and were passed over.
+    pub fn unreadable(&self) -> u64 {
+        self.unreadable.load(Ordering::Relaxed)
+    }
+
+    /// As the status tells them.
+    fn of_status(&self) -> SourceCounts {
+        SourceCounts {
+            rebalances: self.rebalances(),
+            commit_errors: self.commit_errors(),
+            foreign_commits: self.foreign_commits(),
+            started_over: self.started_over(),
+            releases: self.releases.load(Ordering::Relaxed),
+            ..SourceCounts::default()
+        }
+    }
+
+    pub(crate) fn count_started_over(&self) {
+        self.started_over.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_unreadable(&self) {
+        self.unreadable.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn count_topic_id(&self) {
@@ -86,9 +115,17 @@ pub(crate) struct State {
     pub(crate) health: Health,
     /// Why the source cannot go on.
     pub(crate) failure: Option<String>,
+    /// What that is for an operator.
+    pub(crate) failure_code: Option<ErrorCode>,
     pub(crate) end: Option<End>,
     /// Deliveries were asked for.
     pub(crate) asked: bool,
+    /// How many partitions topics had when the group first saw them; for `start = latest`.
+    pub(crate) first_seen: FirstSeen,
+    /// Where partitions without a committed offset began in this process.
+    pub(crate) begun: Begun,
+    /// An assignment could not be begun with: the group is to be left and joined again.
+    pub(crate) rejoin: bool,
 }
 
 /// See the module.
@@ -105,7 +142,17 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(partitions: Partitions, health: Health) -> Self {
         Self {
-            state: Mutex::new(State { partitions, health, failure: None, end: None, asked: false }),
+            state: Mutex::new(State {
+                partitions,
+                health,
+                failure: None,
+                failure_code: None,
+                end: None,
+                asked: false,
+                first_seen: FirstSeen::new(),
+                begun: Begun::new(),
+                rejoin: false,
+            }),
             changed: Condvar::new(),
             arrived: Notify::new(),
             status: watch::Sender::new(SourceStatus::connecting()),
@@ -132,29 +179,33 @@ impl Shared {
     pub(crate) fn publish(&self) {
         let state = self.lock();
         let (phase, reason) = state.health.phase(state.failure.as_deref());
+        let code = state.failure_code.or_else(|| state.health.code());
         let status = SourceStatus {
             phase,
             reason,
+            code,
             reconnects: state.health.reconnects(),
             partitions: state.partitions.reports(),
-            queue_depth: None,
-            counts: inboxd_contract::SourceCounts::default(),
+            counts: self.counters.of_status(),
             turned_at: Instant::now(),
+            ..SourceStatus::connecting()
         };
         drop(state);
         self.status.send_replace(status);
     }
 
     /// A record was read.
-    pub(crate) fn receive(&self, record: Record<'_>) {
+    pub(crate) fn receive(&self, record: Record<'_>) -> Kept {
         let (topic, partition, offset) = (record.topic, record.partition, record.offset);
         let kept = self.lock().partitions.receive(record);
         match kept {
             Kept::Waits => {}
-            Kept::Ignored => return,
+            Kept::Held => return Kept::Held,
+            Kept::Ignored => return Kept::Ignored,
             Kept::StartedOver => {
-                self.counters.started_over.fetch_add(1, Ordering::Relaxed);
+                self.counters.count_started_over();
                 tracing::warn!(
+                    code = ErrorCode::TopicRemade.as_str(),
                     topic,
                     partition,
                     offset,
@@ -164,12 +215,13 @@ impl Shared {
             }
         }
         self.arrived.notify_one();
+        kept
     }
 
     /// A topic was made again, and this partition is read from its beginning.
     pub(crate) fn start_over(&self, topic: &str, partition: i32) {
         if self.lock().partitions.start_over(topic, partition).is_some() {
-            self.counters.started_over.fetch_add(1, Ordering::Relaxed);
+            self.counters.count_started_over();
         }
     }
 
@@ -180,10 +232,17 @@ impl Shared {
 
     /// The source cannot go on. The first failure stands.
     pub(crate) fn fail(&self, what: String) {
-        tracing::error!(error = %what, "the Kafka source cannot go on");
+        self.fail_as(ErrorCode::SourceEnded, what);
+    }
+
+    /// The same, known to be of this kind.
+    pub(crate) fn fail_as(&self, code: ErrorCode, what: String) {
         let mut state = self.lock();
         state.partitions.lose_all();
-        state.failure.get_or_insert(what);
+        if state.failure.is_none() {
+            state.failure = Some(what);
+            state.failure_code = Some(code);
+        }
         drop(state);
         self.arrived.notify_waiters();
         self.arrived.notify_one();
@@ -230,11 +289,8 @@ impl Shared {
         let mut state = self.lock();
         state.asked = true;
         if let Some(failure) = &state.failure {
-            return Err(SourceError {
-                class: ErrorClass::Permanent,
-                what: failure.clone(),
-                source: None,
-            });
+            let code = state.failure_code.unwrap_or(ErrorCode::SourceEnded);
+            return Err(SourceError::permanent(failure.clone()).with_code(code));
         }
         let was_full = state.partitions.is_full();
         let (taken, due) = state.partitions.take(room, Instant::now());
@@ -276,6 +332,9 @@ struct KafkaSettle {
 impl Settle for KafkaSettle {
     fn settle(self: Box<Self>, settlement: Settlement) {
         let Self { shared, epoch, record } = *self;
+        if settlement == Settlement::Release {
+            shared.counters.releases.fetch_add(1, Ordering::Relaxed);
+        }
         let waits = shared.lock().partitions.settle(epoch, record, settlement, Instant::now());
         // A revoke may be waiting for this one.
         shared.changed.notify_all();

@@ -15,14 +15,15 @@ use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-use crate::config::KafkaConfig;
+use crate::beginning::Beginning;
+use crate::config::{KafkaConfig, StartAt};
 use crate::context::{Context, Settings};
 use crate::health::Health;
 use crate::horizon;
 use crate::identity::Identity;
 use crate::partitions::Partitions;
 use crate::shared::{End, KafkaCounters, Shared};
-use crate::worker::Worker;
+use crate::worker::{Joining, Worker};
 
 /// The share of the budget that may wait between the consumer's thread and the engine.
 const WAITING_SHARE: usize = 8;
@@ -53,26 +54,37 @@ impl KafkaSource {
         let context = Context::new(Arc::clone(&shared), Arc::clone(&settings));
         let consumer = BaseConsumer::from_config_and_context(&client, context)
             .map_err(|error| refused("librdkafka cannot make a consumer", error))?;
-        let mut worker_topics = config.topics.clone();
-        if !config.join_when_asked {
-            subscribe(&consumer, &worker_topics)
-                .map_err(|error| refused(&cannot_subscribe(&worker_topics), error))?;
-            worker_topics.clear();
-        }
-        let identity = match (&config.notes, config.position_identity) {
+        let latest = config.start == StartAt::Latest;
+        let mut joining = Joining {
+            topics: config.topics.clone(),
+            wait_until_asked: config.join_when_asked,
+            beginning: None,
+        };
+        let notes = match (&config.notes, config.position_identity || latest) {
             (Some(notes), true) => {
                 let runtime = Handle::try_current()
                     .map_err(|error| refused("a Kafka source needs a tokio runtime", error))?;
-                Some(Identity::new(Arc::clone(notes), runtime))
+                Some((Arc::clone(notes), runtime))
             }
             _ => None,
         };
+        if latest {
+            let topics = config.topics.clone();
+            joining.beginning = Some(Beginning::new(config.group.clone(), topics, notes.clone()));
+        } else if !config.join_when_asked {
+            subscribe(&consumer, &joining.topics)
+                .map_err(|error| refused(&cannot_subscribe(&joining.topics), error))?;
+            joining.topics.clear();
+        }
+        let identity = notes
+            .filter(|_| config.position_identity)
+            .map(|(notes, runtime)| Identity::new(notes, runtime));
         let theirs = Arc::clone(&shared);
         let (done, ended) = oneshot::channel();
         std::thread::Builder::new()
             .name("inboxd-kafka".into())
             .spawn(move || {
-                Worker::new(consumer, theirs, settings, identity, worker_topics).run(done);
+                Worker::new(consumer, theirs, settings, identity, joining).run(done);
             })
             .map_err(|error| refused("cannot start the Kafka consumer's thread", error))?;
         Ok(Self { shared, client, topics: config.topics, done: Some(ended) })
@@ -127,8 +139,7 @@ impl Source for KafkaSource {
             // The thread is left behind: librdkafka gives its end no deadline.
             Err(_) => format!("the broker did not let go within {deadline:?}"),
         };
-        let what = format!("closing the Kafka source: {why}");
-        Err(SourceError { class: ErrorClass::Transient, what, source: None })
+        Err(SourceError::new(ErrorClass::Transient, "closing the Kafka source", why))
     }
 }
 

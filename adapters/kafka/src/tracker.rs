@@ -54,6 +54,11 @@ impl<T: Copy> OffsetTracker<T> {
         Self { entries: VecDeque::new(), position: None, handed_out: 0 }
     }
 
+    /// Reading begins at `position`: nothing below it is wanted, and it may be committed.
+    pub fn start_at(&mut self, position: i64) {
+        self.position.get_or_insert(position);
+    }
+
     /// An offset was read from the broker.
     pub fn receive(&mut self, offset: i64, beside: T) -> Received {
         if self.position.is_some_and(|position| offset < position) {
@@ -103,6 +108,7 @@ impl<T: Copy> OffsetTracker<T> {
     }
 
     /// One past the highest offset received.
+    #[cfg(test)]
     pub fn position(&self) -> Option<i64> {
         self.position
     }
@@ -247,6 +253,15 @@ mod tests {
                 prop_assert_eq!(tracker.handed_out(), out);
             }
         }
+    }
+
+    #[test]
+    fn where_reading_begins_may_be_committed() {
+        let mut tracker = OffsetTracker::<()>::new();
+        tracker.start_at(7);
+        assert_eq!(tracker.committable(), Some(7));
+        assert_eq!(tracker.receive(7, ()), Received::New);
+        assert_eq!(tracker.committable(), Some(7), "not past what is unsettled");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use inboxd_contract::{Envelope, Origin};
+use inboxd_contract::{Envelope, ErrorCode, Origin};
 use rdkafka::Message;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
@@ -22,11 +22,12 @@ use rdkafka::topic_partition_list::TopicPartitionList;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use crate::beginning::Beginning;
 use crate::commit::{self, Between, Sent};
 use crate::context::{Context, Settings};
 use crate::identity::{Identity, Outcome};
 use crate::incarnation::Incarnations;
-use crate::partitions::{Epoch, Record};
+use crate::partitions::{Epoch, Kept, Record};
 use crate::raw;
 use crate::shared::{End, Shared};
 use crate::source;
@@ -38,17 +39,25 @@ const POLL: Duration = Duration::from_millis(100);
 /// While paused: how soon a resume follows.
 const POLL_STALLED: Duration = Duration::from_millis(20);
 const POLLS_IN_A_ROW: usize = 256;
+/// Between leaving the group and joining it again.
+const REJOIN: Duration = Duration::from_secs(1);
 
 /// See the module. Fields are dropped in order: queues of pending answers before their client.
 pub(crate) struct Worker {
     sent: Option<Sent>,
     incarnations: Incarnations,
+    identity: Option<Identity>,
     consumer: BaseConsumer<Context>,
     shared: Arc<Shared>,
     settings: Arc<Settings>,
-    identity: Option<Identity>,
-    /// To be subscribed to when deliveries are first asked for; empty once they are.
+    /// To be subscribed to once `wait_until_asked` allows it; empty once they are.
     topics: Vec<String>,
+    /// What they are; for joining anew.
+    all_topics: Vec<String>,
+    wait_until_asked: bool,
+    /// What is to be known before the group is joined, under `start = latest`.
+    beginning: Option<Beginning>,
+    not_joining_before: Instant,
     /// The source cannot go on, and the group was left.
     failed: bool,
     next_commit: Instant,
@@ -59,14 +68,24 @@ pub(crate) struct Worker {
     topic: Arc<str>,
 }
 
+/// How the group is joined.
+pub(crate) struct Joining {
+    pub(crate) topics: Vec<String>,
+    /// Only when deliveries are asked for.
+    pub(crate) wait_until_asked: bool,
+    /// Only when this is known.
+    pub(crate) beginning: Option<Beginning>,
+}
+
 impl Worker {
     pub(crate) fn new(
         consumer: BaseConsumer<Context>,
         shared: Arc<Shared>,
         settings: Arc<Settings>,
         identity: Option<Identity>,
-        topics: Vec<String>,
+        joining: Joining,
     ) -> Self {
+        let Joining { topics, wait_until_asked, beginning } = joining;
         let now = Instant::now();
         Self {
             sent: None,
@@ -76,7 +95,11 @@ impl Worker {
             shared,
             settings,
             identity,
+            all_topics: topics.clone(),
             topics,
+            wait_until_asked,
+            beginning,
+            not_joining_before: now,
             failed: false,
             published: now,
             stalled: false,
@@ -96,7 +119,7 @@ impl Worker {
                 self.shared.publish();
             }
             self.leave_when_failed();
-            self.subscribe_when_asked();
+            self.join();
             self.commit();
             self.incarnations.turn(&self.consumer, &self.shared);
             self.identify();
@@ -114,13 +137,32 @@ impl Worker {
         if !self.failed && self.shared.lock().failure.is_some() {
             self.failed = true;
             self.topics.clear();
+            self.beginning = None;
             self.consumer.unsubscribe();
         }
     }
 
-    fn subscribe_when_asked(&mut self) {
-        if self.topics.is_empty() || !self.shared.lock().asked {
+    /// Subscribes when it is time to.
+    fn join(&mut self) {
+        if std::mem::take(&mut self.shared.lock().rejoin) {
+            self.consumer.unsubscribe();
+            self.topics.clone_from(&self.all_topics);
+            self.not_joining_before = Instant::now() + REJOIN;
+        }
+        let asked = !self.wait_until_asked || self.shared.lock().asked;
+        if self.topics.is_empty() || !asked || Instant::now() < self.not_joining_before {
             return;
+        }
+        if let Some(beginning) = &mut self.beginning {
+            match beginning.turn(self.consumer.client()) {
+                Ok(Some(seen)) => self.shared.lock().first_seen = seen,
+                Ok(None) => return,
+                Err(why) => {
+                    tracing::info!(why, "where to begin is not known yet; asking again");
+                    return;
+                }
+            }
+            self.beginning = None;
         }
         let topics = std::mem::take(&mut self.topics);
         if let Err(error) = source::subscribe(&self.consumer, &topics) {
@@ -145,7 +187,7 @@ impl Worker {
         match identity.turn(self.consumer.client(), &self.shared) {
             Outcome::Nothing => {}
             Outcome::Found => self.shared.notify_arrived(),
-            Outcome::Failed(why) => self.shared.fail(why),
+            Outcome::Failed(why) => self.shared.fail_as(ErrorCode::PositionsLost, why),
         }
     }
 
@@ -177,13 +219,16 @@ impl Worker {
         state.partitions.set_paused(epochs, paused);
         drop(state);
         let done = if paused { self.consumer.pause(&list) } else { self.consumer.resume(&list) };
-        match done {
-            Ok(()) => tracing::debug!(paused, partitions = epochs.len(), "back-pressure"),
-            Err(error) => {
-                // One that was revoked meanwhile; the others are tried again.
-                tracing::debug!(%error, paused, "partitions cannot be paused or resumed");
-                self.shared.lock().partitions.set_paused(epochs, !paused);
-            }
+        if let Err(error) = done {
+            tracing::warn!(%error, paused, "partitions cannot be paused or resumed; trying again");
+            self.shared.lock().partitions.set_paused(epochs, !paused);
+            return;
+        }
+        tracing::debug!(paused, partitions = epochs.len(), "back-pressure");
+        for (topic, partition) in refused(&list) {
+            // One that was revoked meanwhile is not ours any more; another is tried again.
+            tracing::debug!(topic, partition, paused, "a partition cannot be paused or resumed");
+            self.shared.lock().partitions.not_paused(&topic, partition, paused);
         }
     }
 
@@ -195,7 +240,9 @@ impl Worker {
                     if *self.topic != *message.topic() {
                         self.topic = Arc::from(message.topic());
                     }
-                    receive(&self.shared, &self.topic, &message);
+                    if receive(&self.shared, &self.topic, &message) == Kept::Held {
+                        return;
+                    }
                 }
                 Some(Err(error)) => self.note(&error),
                 None => return,
@@ -223,8 +270,8 @@ impl Worker {
 
     /// Commits, leaves the group and frees the consumer.
     fn leave(self, end: End) -> Result<(), String> {
-        let Self { sent, incarnations, consumer, shared, settings, .. } = self;
-        drop((sent, incarnations));
+        let Self { sent, incarnations, identity, consumer, shared, settings, .. } = self;
+        drop((sent, incarnations, identity));
         shared.lock().partitions.stop_taking();
         let committed = match end {
             End::Drop => Ok(()),
@@ -259,7 +306,14 @@ impl Drop for PanicWatch {
     }
 }
 
-fn receive(shared: &Shared, topic: &Arc<str>, message: &BorrowedMessage<'_>) {
+/// The partitions of a list whose own answer is an error.
+fn refused(list: &TopicPartitionList) -> Vec<(String, i32)> {
+    let elements = list.elements();
+    let refused = elements.iter().filter(|element| element.error().is_err());
+    refused.map(|element| (element.topic().to_owned(), element.partition())).collect()
+}
+
+fn receive(shared: &Shared, topic: &Arc<str>, message: &BorrowedMessage<'_>) -> Kept {
     let (partition, offset) = (message.partition(), message.offset());
     let origin =
         Origin::Kafka { topic: Arc::clone(topic), partition, offset, position_scope: None };
@@ -269,5 +323,5 @@ fn receive(shared: &Shared, topic: &Arc<str>, message: &BorrowedMessage<'_>) {
     envelope.fill_from_headers();
     let timestamp = message.timestamp().to_millis();
     let received_at = Instant::now();
-    shared.receive(Record { topic, partition, offset, timestamp, envelope, received_at });
+    shared.receive(Record { topic, partition, offset, timestamp, envelope, received_at })
 }

@@ -5,6 +5,7 @@ mod conformance;
 mod connections;
 mod front;
 mod groups;
+mod latest;
 mod mock;
 mod positions;
 mod produce;

@@ -1,12 +1,11 @@
 //! N5: positions as identities, over topics that are deleted and made again.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use inboxd_conformance::{ensure, eventually};
-use inboxd_contract::{Delivery, ErrorClass, Notes, Origin, Source, StoreError};
+use inboxd_contract::{Delivery, ErrorClass, Notes, Origin, Source};
 use inboxd_kafka::{KafkaConfig, KafkaSource};
 use rdkafka::admin::AdminOptions;
 use tokio::time::timeout;
@@ -14,36 +13,9 @@ use tokio::time::timeout;
 use crate::mock::Mock;
 use crate::produce::{Out, Producer};
 use crate::support::{
-    PATIENCE, Place, WIDE, admin, blocking, close, config, create_topic, ids, numbered, ready,
-    start, take,
+    Memory, PATIENCE, Place, WIDE, admin, blocking, close, config, create_topic, ids, numbered,
+    ready, start, take,
 };
-
-/// Notes in memory.
-#[derive(Default)]
-struct Memory(Mutex<BTreeMap<String, String>>);
-
-impl Memory {
-    fn with(&self, change: impl FnOnce(&mut BTreeMap<String, String>)) {
-        change(&mut self.0.lock().expect("no panic"));
-    }
-}
-
-#[async_trait]
-impl Notes for Memory {
-    async fn note(&self, key: &str) -> Result<Option<String>, StoreError> {
-        Ok(self.0.lock().expect("no panic").get(key).cloned())
-    }
-
-    async fn note_once(&self, key: &str, value: &str) -> Result<String, StoreError> {
-        let mut notes = self.0.lock().expect("no panic");
-        Ok(notes.entry(key.to_owned()).or_insert_with(|| value.to_owned()).clone())
-    }
-
-    async fn set_note(&self, key: &str, value: &str) -> Result<(), StoreError> {
-        self.0.lock().expect("no panic").insert(key.to_owned(), value.to_owned());
-        Ok(())
-    }
-}
 
 fn identified(mut config: KafkaConfig, notes: &Arc<Memory>) -> Box<KafkaSource> {
     config.position_identity = true;
@@ -180,7 +152,7 @@ async fn without_topic_ids_an_end_below_the_stored_mark_refuses_to_go_on() {
     let came = take(&mut source, 1).await;
     assert_eq!(scope(&came[0]), epoch);
     let marks = || {
-        let notes = notes.0.lock().expect("no panic");
+        let notes = notes.all();
         notes.iter().filter(|(key, _)| key.contains("mark")).map(|(_, mark)| mark.clone()).collect()
     };
     let stored: Vec<String> = marks();

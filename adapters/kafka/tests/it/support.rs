@@ -1,9 +1,11 @@
 //! What the tests share: topics, groups, taking with a deadline.
 
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::time::Duration;
 
-use inboxd_contract::{Delivery, Room, Source, SourcePhase};
+use async_trait::async_trait;
+use inboxd_contract::{Delivery, Notes, Room, Source, SourcePhase, StoreError};
 use inboxd_kafka::{KafkaConfig, KafkaSource};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
@@ -19,6 +21,57 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const CLOSE: Duration = Duration::from_secs(20);
 /// Room for anything.
 pub const WIDE: Room = Room { deliveries: 1_000, bytes: 64 << 20 };
+
+/// Notes in memory.
+#[derive(Default)]
+pub struct Memory {
+    notes: Mutex<BTreeMap<String, String>>,
+    /// Keys that contain this cannot be asked for.
+    pub refused: Mutex<Option<String>>,
+    /// How long each answer takes.
+    pub slow: Mutex<Duration>,
+}
+
+impl Memory {
+    pub fn with(&self, change: impl FnOnce(&mut BTreeMap<String, String>)) {
+        change(&mut self.notes.lock().expect("no panic"));
+    }
+
+    pub fn all(&self) -> BTreeMap<String, String> {
+        self.notes.lock().expect("no panic").clone()
+    }
+
+    async fn ask(&self, key: &str) -> Result<(), StoreError> {
+        let slow = *self.slow.lock().expect("no panic");
+        if !slow.is_zero() {
+            tokio::time::sleep(slow).await;
+        }
+        match &*self.refused.lock().expect("no panic") {
+            Some(part) if key.contains(part) => Err(StoreError::transient(format!("not {key}"))),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Notes for Memory {
+    async fn note(&self, key: &str) -> Result<Option<String>, StoreError> {
+        self.ask(key).await?;
+        Ok(self.notes.lock().expect("no panic").get(key).cloned())
+    }
+
+    async fn note_once(&self, key: &str, value: &str) -> Result<String, StoreError> {
+        self.ask(key).await?;
+        let mut notes = self.notes.lock().expect("no panic");
+        Ok(notes.entry(key.to_owned()).or_insert_with(|| value.to_owned()).clone())
+    }
+
+    async fn set_note(&self, key: &str, value: &str) -> Result<(), StoreError> {
+        self.ask(key).await?;
+        self.notes.lock().expect("no panic").insert(key.to_owned(), value.to_owned());
+        Ok(())
+    }
+}
 
 /// A topic and a group of its own on one cluster.
 #[derive(Clone)]
