@@ -7,6 +7,6 @@ mod store;
 pub use forward::{MemoryForwarder, MemoryPost, Reply};
 pub use source::{MemoryBroker, MemoryBrokerOptions, MemoryKind, MemorySource};
 pub use store::{
-    FaultPoint, MemoryDatabase, MemoryLock, MemoryStore, MemoryTable, NoFaults, ScriptedFaults,
-    StoreCall, StoreFault, StoreFaults,
+    FaultPoint, MemoryChange, MemoryDatabase, MemoryFlaw, MemoryLock, MemoryStore, MemoryTable,
+    MemoryWitness, NoFaults, ScriptedFaults, StoreCall, StoreFault, StoreFaults,
 };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use inboxd_contract::{InboxKey, OwnerId};
 
 use super::rows::{Rows, micros};
+use super::witness::{MemoryFlaw, MemoryWitness};
 
 /// One of the three tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +53,30 @@ impl MemoryDatabase {
     /// Makes every call of every instance fail, or work again.
     pub fn set_available(&self, available: bool) {
         self.available.store(available, Ordering::SeqCst);
+    }
+
+    /// Tells every further change to `witness`.
+    pub fn watch(&self, witness: Arc<dyn MemoryWitness>) {
+        self.rows().witness = Some(witness);
+    }
+
+    /// Breaks a rule from now on, or none.
+    pub fn set_flaw(&self, flaw: Option<MemoryFlaw>) {
+        self.rows().flaw = flaw;
+    }
+
+    pub(super) fn has_flaw(&self, flaw: MemoryFlaw) -> bool {
+        self.rows().flaw == Some(flaw)
+    }
+
+    /// Moves the database's clock by so many microseconds, forwards or back.
+    pub fn shift_clock(&self, micros: i64) {
+        self.rows().shift += micros;
+    }
+
+    /// How many claims of this owner have not run out and were not released.
+    pub fn claims_held_by(&self, owner: &OwnerId) -> usize {
+        self.step(|rows| rows.held().filter(|row| row.owner == *owner).count())
     }
 
     /// Every claim runs out now, as if its holder had stood still for a lease.
@@ -116,10 +141,7 @@ impl MemoryDatabase {
 
     /// How many claims have not run out and were not released.
     pub fn claims_held(&self) -> usize {
-        self.step(|rows| {
-            let now = rows.now;
-            rows.claims.values().filter(|row| row.token.is_some() && row.expires_at > now).count()
-        })
+        self.step(|rows| rows.held().count())
     }
 
     /// The application's own insert (`commit = "app"`). False: the row was there.

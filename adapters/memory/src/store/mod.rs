@@ -14,6 +14,7 @@
 mod database;
 mod faults;
 mod rows;
+mod witness;
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,6 +30,10 @@ use inboxd_contract::{
 pub use database::{MemoryDatabase, MemoryLock, MemoryTable};
 pub use faults::{FaultPoint, NoFaults, ScriptedFaults, StoreCall, StoreFault, StoreFaults};
 use rows::Rows;
+pub use witness::{MemoryChange, MemoryFlaw, MemoryWitness};
+
+/// Between look and claim, where they are in the wrong order.
+const FLAWED_GAP: Duration = Duration::from_millis(20);
 
 /// One instance: a connection, so to say, to a [`MemoryDatabase`].
 pub struct MemoryStore {
@@ -141,8 +146,21 @@ impl InboxStore for MemoryStore {
         lease: Duration,
         requests: &[ClaimRequest],
     ) -> Vec<Result<ClaimAnswer, StoreError>> {
-        self.batch(StoreCall::Claim, requests.len(), |rows| rows.claim(owner, lease, requests))
-            .await
+        let looks = match self.database.has_flaw(MemoryFlaw::LookBeforeClaim) {
+            true => {
+                let looks: Vec<Look> = self.database.step(|rows| {
+                    requests.iter().map(|request| rows.look(&request.claim.key)).collect()
+                });
+                tokio::time::sleep(FLAWED_GAP).await;
+                Some(looks)
+            }
+            false => None,
+        };
+        let looks = looks.as_deref();
+        self.batch(StoreCall::Claim, requests.len(), |rows| {
+            rows.claim(owner, lease, requests, looks)
+        })
+        .await
     }
 
     async fn renew(&self, lease: Duration, claims: &[Claim]) -> Result<Vec<Token>, StoreError> {

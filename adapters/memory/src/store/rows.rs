@@ -1,6 +1,7 @@
 //! The three tables and the rules of claiming, one step at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use inboxd_contract::{
@@ -9,6 +10,8 @@ use inboxd_contract::{
     StoreError, SweepPolicy, SweepReport, Token,
 };
 use tokio::time::Instant;
+
+use super::witness::{MemoryChange, MemoryFlaw, MemoryWitness};
 
 /// The longest text of a record, as the columns of the databases have it.
 const RECORD_BYTES_MAX: usize = 256;
@@ -57,6 +60,12 @@ pub(super) struct Rows {
     pub(super) locked_claims: BTreeSet<InboxKey>,
     pub(super) open_messages: BTreeSet<InboxKey>,
     pub(super) sweep_locked: bool,
+    /// Told every change.
+    pub(super) witness: Option<Arc<dyn MemoryWitness>>,
+    /// Broken on purpose.
+    pub(super) flaw: Option<MemoryFlaw>,
+    /// Microseconds by which the clock was moved.
+    pub(super) shift: i64,
 }
 
 impl Rows {
@@ -71,11 +80,30 @@ impl Rows {
             locked_claims: BTreeSet::new(),
             open_messages: BTreeSet::new(),
             sweep_locked: false,
+            witness: None,
+            flaw: None,
+            shift: 0,
         }
     }
 
     pub(super) fn read_clock(&mut self) {
-        self.now = micros(self.started.elapsed());
+        self.now = micros(self.started.elapsed()) + self.shift;
+    }
+
+    fn tell(&self, change: MemoryChange<'_>) {
+        if let Some(witness) = &self.witness {
+            witness.changed(self.now, change);
+        }
+    }
+
+    fn has(&self, flaw: MemoryFlaw) -> bool {
+        self.flaw == Some(flaw)
+    }
+
+    /// Claims that have not run out and were not released.
+    pub(super) fn held(&self) -> impl Iterator<Item = &ClaimRow> {
+        let now = self.now;
+        self.claims.values().filter(move |row| row.token.is_some() && row.expires_at > now)
     }
 
     pub(super) fn insert_message(
@@ -110,12 +138,14 @@ impl Rows {
         owner: &OwnerId,
         lease: Duration,
         requests: &[ClaimRequest],
+        looks: Option<&[Look]>,
     ) -> Vec<Result<ClaimAnswer, StoreError>> {
         let mut seen = BTreeSet::new();
         let mut answers = Vec::with_capacity(requests.len());
-        for request in requests {
+        for (index, request) in requests.iter().enumerate() {
             answers.push(if seen.insert(&request.claim.key) {
-                self.claim_one(owner, lease, request)
+                let look = looks.and_then(|looks| looks.get(index));
+                self.claim_one(owner, lease, request, look)
             } else {
                 Ok(ClaimAnswer::Busy { wait: lease })
             });
@@ -128,19 +158,23 @@ impl Rows {
         owner: &OwnerId,
         lease: Duration,
         request: &ClaimRequest,
+        seen: Option<&Look>,
     ) -> Result<ClaimAnswer, StoreError> {
         let Claim { key, token } = &request.claim;
         self.admit(key)?;
         let hold = self.take(owner, lease, &request.claim);
-        let look = self.look(key);
+        let look = seen.cloned().unwrap_or_else(|| self.look(key));
         let answer = ClaimAnswer::resolve(request, hold, &look);
         if !answer.is_held() && self.holds(key, *token) {
             self.claims.remove(key);
         }
+        let expires_at = self.now + micros(lease);
+        self.tell(MemoryChange::Claimed { owner, request, answer: &answer, expires_at });
         Ok(answer)
     }
 
     fn take(&mut self, owner: &OwnerId, lease: Duration, claim: &Claim) -> Hold {
+        let seize = self.has(MemoryFlaw::TakeOverUnexpired);
         let now = self.now;
         let expires_at = now + micros(lease);
         let row = self.claims.entry(claim.key.clone()).or_insert_with(|| ClaimRow {
@@ -150,7 +184,7 @@ impl Rows {
             expires_at: now,
         });
         let own = row.token == Some(claim.token);
-        if !own && row.token.is_some() && row.expires_at > now {
+        if !own && row.token.is_some() && row.expires_at > now && !seize {
             let left = u64::try_from(row.expires_at - now).unwrap_or(0);
             return Hold::Other { expires_in: Duration::from_micros(left) };
         }
@@ -170,6 +204,9 @@ impl Rows {
     pub(super) fn renew(&mut self, lease: Duration, claims: &[Claim]) -> Vec<Token> {
         let expires_at = self.now + micros(lease);
         let mut renewed = Vec::new();
+        if self.has(MemoryFlaw::RenewByOwner) {
+            self.renew_by_owner(expires_at, claims);
+        }
         for claim in claims {
             if self.locked_claims.contains(&claim.key) {
                 continue;
@@ -179,23 +216,49 @@ impl Rows {
             {
                 row.expires_at = expires_at;
                 renewed.push(claim.token);
+                self.tell(MemoryChange::Renewed { claim, expires_at });
             }
         }
         renewed
     }
 
-    pub(super) fn count(&mut self, claim: &Claim) -> Result<Attempt, StoreError> {
-        self.admit(&claim.key)?;
-        match self.claims.get_mut(&claim.key) {
-            Some(row) if row.token == Some(claim.token) => {
-                row.attempts += 1;
-                Ok(Attempt::Counted(row.attempts))
+    fn renew_by_owner(&mut self, expires_at: i64, claims: &[Claim]) {
+        let named = |claim: &Claim| Some(self.claims.get(&claim.key)?.owner.clone());
+        let owners: Vec<OwnerId> = claims.iter().filter_map(named).collect();
+        let mut extended = Vec::new();
+        for (key, row) in &mut self.claims {
+            if let Some(token) = row.token
+                && owners.contains(&row.owner)
+            {
+                row.expires_at = expires_at;
+                extended.push(Claim { key: key.clone(), token });
             }
-            _ => Ok(Attempt::Lost(self.look(&claim.key))),
+        }
+        for claim in &extended {
+            self.tell(MemoryChange::Renewed { claim, expires_at });
         }
     }
 
+    pub(super) fn count(&mut self, claim: &Claim) -> Result<Attempt, StoreError> {
+        self.admit(&claim.key)?;
+        let answer = match self.claims.get_mut(&claim.key) {
+            Some(row) if row.token == Some(claim.token) => {
+                row.attempts += 1;
+                Attempt::Counted(row.attempts)
+            }
+            _ => Attempt::Lost(self.look(&claim.key)),
+        };
+        self.tell(MemoryChange::Counted { claim, answer: &answer });
+        Ok(answer)
+    }
+
     pub(super) fn complete(&mut self, completion: &Completion) -> Result<Settled, StoreError> {
+        let answer = self.complete_one(completion)?;
+        self.tell(MemoryChange::Completed { completion, answer: &answer });
+        Ok(answer)
+    }
+
+    fn complete_one(&mut self, completion: &Completion) -> Result<Settled, StoreError> {
         let Completion { claim, record, supersedes_dead } = completion;
         self.admit(&claim.key)?;
         for text in [&record.producer, &record.message_type] {
@@ -205,13 +268,16 @@ impl Rows {
                 )));
             }
         }
-        if !self.holds(&claim.key, claim.token) {
+        let fenced = !self.has(MemoryFlaw::CompleteWithoutToken);
+        if fenced && !self.holds(&claim.key, claim.token) {
             return Ok(Settled::Lost(self.look(&claim.key)));
         }
         if self.open_messages.contains(&claim.key) {
             return Err(StoreError::locked("the message's row is not committed yet"));
         }
-        self.claims.remove(&claim.key);
+        if !self.has(MemoryFlaw::CompleteKeepsClaim) {
+            self.claims.remove(&claim.key);
+        }
         if *supersedes_dead {
             self.parked.retain(|row| {
                 let fingerprint = row.copy.fingerprint.as_ref();
@@ -231,11 +297,18 @@ impl Rows {
     }
 
     pub(super) fn dead_letter(&mut self, letter: &DeadLetter) -> Result<Settled, StoreError> {
+        let answer = self.dead_letter_one(letter)?;
+        self.tell(MemoryChange::DeadLettered { letter, answer: &answer });
+        Ok(answer)
+    }
+
+    fn dead_letter_one(&mut self, letter: &DeadLetter) -> Result<Settled, StoreError> {
         if letter.token.is_some() || letter.key.message_id.as_str().len() > MESSAGE_ID_BYTES_MAX {
             self.admit(&letter.key)?;
         }
         if let Some(token) = letter.token {
-            if !self.holds(&letter.key, token) {
+            let fenced = !self.has(MemoryFlaw::DeadLetterWithoutToken);
+            if fenced && !self.holds(&letter.key, token) {
                 return Ok(Settled::Lost(self.look(&letter.key)));
             }
             self.claims.remove(&letter.key);
@@ -281,15 +354,19 @@ impl Rows {
         let Claim { key, token } = &release.claim;
         self.admit(key)?;
         let now = self.now;
-        match self.claims.get_mut(key) {
-            Some(row) if row.token == Some(*token) => {
+        let fenced = !self.has(MemoryFlaw::ReleaseWithoutToken);
+        let back = release.attempt_back && !self.has(MemoryFlaw::KeepAttempts);
+        let answer = match self.claims.get_mut(key) {
+            Some(row) if row.token == Some(*token) || !fenced => {
                 row.token = None;
                 row.expires_at = now;
-                row.attempts = row.attempts.saturating_sub(u32::from(release.attempt_back));
-                Ok(Settled::Done)
+                row.attempts = row.attempts.saturating_sub(u32::from(back));
+                Settled::Done
             }
-            _ => Ok(Settled::Lost(self.look(key))),
-        }
+            _ => Settled::Lost(self.look(key)),
+        };
+        self.tell(MemoryChange::Released { release, answer: &answer });
+        Ok(answer)
     }
 
     pub(super) fn look(&self, key: &InboxKey) -> Look {
