@@ -89,7 +89,8 @@ impl Settle for HandOver {
 impl Source for MemorySource {
     fn traits(&self) -> SourceTraits {
         SourceTraits {
-            releasable: self.shared.options.kind == MemoryKind::Queue,
+            releasable: self.shared.options.kind == MemoryKind::Queue
+                && !self.shared.options.exclusive,
             unsettled_max: self.shared.options.prefetch,
         }
     }

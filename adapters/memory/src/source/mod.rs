@@ -35,11 +35,33 @@ pub enum MemoryKind {
     Log,
 }
 
+/// Sees what the broker forgets for good.
+pub trait MemoryBrokerWitness: Send + Sync {
+    /// A record is gone: acked (queue), or below the committed position (log). Called under the
+    /// broker's lock: must not call the broker.
+    fn forgotten(&self, stream: usize, position: u64);
+}
+
+/// A rule of settling that the broker breaks on purpose, to show that somebody notices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryBrokerFlaw {
+    /// Log: an ack commits its own position, whatever below it is unsettled.
+    CommitHighest,
+    /// An ack of an earlier hand-over settles the lowest one that the instance holds now, as a
+    /// tag of an older channel would.
+    SettleStaleTags,
+}
+
 /// What a broker is made of.
 #[derive(Debug, Clone)]
 pub struct MemoryBrokerOptions {
     /// How it hands over and settles.
     pub kind: MemoryKind,
+    /// Queue: one instance at a time has it, the others stand by, and what is released comes again
+    /// only with the next connection, in order.
+    pub exclusive: bool,
+    /// Queue: what is ready is handed over in an order that this seed decides.
+    pub shuffle_seed: Option<u64>,
     /// The name; streams are called `<name>/<n>`.
     pub name: String,
     /// How many streams it has; at least 1.
@@ -64,6 +86,8 @@ impl MemoryBrokerOptions {
     pub fn log(name: impl Into<String>, streams: usize) -> Self {
         Self {
             kind: MemoryKind::Log,
+            exclusive: false,
+            shuffle_seed: None,
             name: name.into(),
             streams: streams.max(1),
             prefetch: None,
@@ -118,6 +142,16 @@ impl MemoryBroker {
     /// If there is no such stream.
     pub fn publish(&self, stream: usize, envelope: Envelope) -> u64 {
         self.0.change(|state| state.publish(stream, envelope))
+    }
+
+    /// Tells `witness` what is forgotten from now on.
+    pub fn watch(&self, witness: Arc<dyn MemoryBrokerWitness>) {
+        self.0.lock().set_witness(witness);
+    }
+
+    /// Breaks a rule from now on, or none.
+    pub fn set_flaw(&self, flaw: Option<MemoryBrokerFlaw>) {
+        self.0.lock().set_flaw(flaw);
     }
 
     /// Another instance of the consumer. Must be called within a tokio runtime.

@@ -1,6 +1,7 @@
 //! The broker's state: pure, synchronous, in a fixed order.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +11,15 @@ use inboxd_contract::{
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{MemoryBrokerOptions, MemoryKind};
+use super::{MemoryBrokerFlaw, MemoryBrokerOptions, MemoryBrokerWitness, MemoryKind};
 
 #[derive(Debug)]
 pub(super) struct State {
     kind: MemoryKind,
+    exclusive: bool,
+    shuffle_seed: Option<u64>,
+    witness: Option<Arc<dyn MemoryBrokerWitness>>,
+    flaw: Option<MemoryBrokerFlaw>,
     prefetch: Option<usize>,
     drain_max: Duration,
     streams: Vec<Stream>,
@@ -24,6 +29,8 @@ pub(super) struct State {
     next_serial: u64,
     reachable: bool,
     hanging: bool,
+    /// Exclusive only: who consumes.
+    consumer: Option<u64>,
     /// Counts connections and assignments, so that a turn knows whether others must look.
     changes: u64,
 }
@@ -94,6 +101,10 @@ impl State {
         };
         Self {
             kind: options.kind,
+            exclusive: options.exclusive,
+            shuffle_seed: options.shuffle_seed,
+            witness: None,
+            flaw: None,
             prefetch: options.prefetch,
             drain_max: options.drain_max,
             streams: (0..options.streams).map(stream).collect(),
@@ -102,8 +113,17 @@ impl State {
             next_serial: 0,
             reachable: true,
             hanging: false,
+            consumer: None,
             changes: 0,
         }
+    }
+
+    pub(super) fn set_witness(&mut self, witness: Arc<dyn MemoryBrokerWitness>) {
+        self.witness = Some(witness);
+    }
+
+    pub(super) fn set_flaw(&mut self, flaw: Option<MemoryBrokerFlaw>) {
+        self.flaw = flaw;
     }
 
     pub(super) fn publish(&mut self, stream: usize, mut envelope: Envelope) -> u64 {
@@ -156,6 +176,7 @@ impl State {
             status.reason = "closed".into();
         });
         self.return_held(id);
+        self.pass_on(id);
         self.drop_assignments(id);
     }
 
@@ -171,6 +192,7 @@ impl State {
             instance.connected = true;
             instance.connections += 1;
             instance.fence = FenceHandle::open();
+            self.consumer.get_or_insert(id);
         } else if !instance.connected && !open {
             instance.retry_at = now + reconnect_after;
         }
@@ -214,7 +236,17 @@ impl State {
                 instance.wire.clear();
                 instance.fence.lose();
                 self.return_held(id);
+                self.pass_on(id);
             }
+        }
+    }
+
+    /// Exclusive: the next connected instance consumes.
+    fn pass_on(&mut self, id: u64) {
+        if self.consumer == Some(id) {
+            let mut others = self.instances.iter().filter(|(_, instance)| instance.connected);
+            self.consumer = others.next().map(|(id, _)| *id);
+            self.changes += 1;
         }
     }
 
@@ -272,6 +304,9 @@ impl State {
         if !instance.connected || !instance.taking || self.hanging {
             return taken;
         }
+        if self.exclusive && self.consumer != Some(id) {
+            return taken;
+        }
         let prefetch = self.prefetch.map_or(usize::MAX, |most| most.saturating_sub(instance.held));
         let most = room.deliveries.min(prefetch);
         let mut bytes = 0;
@@ -284,7 +319,7 @@ impl State {
             if stream.drain_by.is_some() {
                 continue;
             }
-            for (position, entry) in &mut stream.entries {
+            for (position, entry) in in_turn(&mut stream.entries, self.shuffle_seed) {
                 if taken.len() >= most || (bytes >= room.bytes && !taken.is_empty()) {
                     break;
                 }
@@ -300,7 +335,7 @@ impl State {
                     envelope: Arc::clone(&entry.envelope),
                     stream: stream.id.clone(),
                     stream_index,
-                    position: *position,
+                    position,
                     serial,
                     fence: fence.clone(),
                 });
@@ -340,9 +375,17 @@ impl State {
         (stream, position, serial): (usize, u64, u64),
         settlement: Settlement,
     ) {
-        let stream = &mut self.streams[stream];
+        let (index, position, serial) = self.settled_place(id, (stream, position, serial));
+        let stream = &mut self.streams[index];
         let Some(entry) = stream.entries.get_mut(&position) else { return };
         if entry.place != (Place::Held { instance: id, serial }) {
+            return;
+        }
+        if self.exclusive && settlement == Settlement::Release {
+            // Never given back one by one, which would reorder: all of it with the connection.
+            if self.instances.get(&id).is_some_and(|instance| instance.taking) {
+                self.sever(Some(id));
+            }
             return;
         }
         if let Some(instance) = self.instances.get_mut(&id) {
@@ -350,20 +393,54 @@ impl State {
         }
         match (settlement, self.kind) {
             (Settlement::Release, _) => entry.place = Place::Ready,
-            (Settlement::Ack, MemoryKind::Queue) => {
-                stream.entries.remove(&position);
-            }
+            (Settlement::Ack, MemoryKind::Queue) => self.forget(index, position),
             (Settlement::Ack, MemoryKind::Log) => {
                 entry.place = Place::Acked;
-                // The committed position follows the lowest unsettled one.
-                while let Some(first) = stream.entries.first_entry() {
-                    if first.get().place != Place::Acked {
-                        break;
-                    }
-                    first.remove();
-                }
+                self.commit(index, position);
             }
         }
+    }
+
+    /// The committed position follows the lowest unsettled one.
+    fn commit(&mut self, index: usize, acked: u64) {
+        let highest = self.flaw == Some(MemoryBrokerFlaw::CommitHighest);
+        while let Some((position, entry)) = self.streams[index].entries.first_key_value() {
+            let position = *position;
+            let passes = entry.place == Place::Acked || (highest && position <= acked);
+            if !passes {
+                break;
+            }
+            if let Place::Held { instance, .. } = entry.place
+                && let Some(instance) = self.instances.get_mut(&instance)
+            {
+                instance.held -= 1;
+            }
+            self.forget(index, position);
+        }
+    }
+
+    fn forget(&mut self, index: usize, position: u64) {
+        self.streams[index].entries.remove(&position);
+        if let Some(witness) = &self.witness {
+            witness.forgotten(index, position);
+        }
+    }
+
+    /// What a settlement is taken for: the hand-over it came with, unless that rule is broken.
+    fn settled_place(&self, id: u64, place: (usize, u64, u64)) -> (usize, u64, u64) {
+        let (index, position, serial) = place;
+        let own = Place::Held { instance: id, serial };
+        let entry = self.streams[index].entries.get(&position);
+        let stale = entry.is_none_or(|entry| entry.place != own);
+        if self.flaw != Some(MemoryBrokerFlaw::SettleStaleTags) || !stale {
+            return place;
+        }
+        let held =
+            self.streams[index].entries.iter().find_map(|(position, entry)| match entry.place {
+                Place::Held { instance, serial } if instance == id => Some((*position, serial)),
+                _ => None,
+            });
+        held.map_or(place, |(position, serial)| (index, position, serial))
     }
 
     /// What an instance held is ready again.
@@ -446,4 +523,28 @@ impl State {
         }
         self.assign();
     }
+}
+
+impl fmt::Debug for dyn MemoryBrokerWitness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MemoryBrokerWitness")
+    }
+}
+
+/// The entries in broker order, or in the one that a seed decides.
+fn in_turn(
+    entries: &mut BTreeMap<u64, Entry>,
+    shuffle_seed: Option<u64>,
+) -> Vec<(u64, &mut Entry)> {
+    let mut all: Vec<_> = entries.iter_mut().map(|(position, entry)| (*position, entry)).collect();
+    if let Some(seed) = shuffle_seed {
+        // splitmix64: well mixed, and the same everywhere.
+        all.sort_by_key(|(position, _)| {
+            let mut mixed = (seed ^ position).wrapping_add(0x9e37_79b9_7f4a_7c15);
+            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            mixed ^ (mixed >> 31)
+        });
+    }
+    all
 }
