@@ -8,6 +8,7 @@
 //! a broken dependency never makes the process look dead. A loop that ended on purpose is
 //! retired; one that ended otherwise stays, and goes stale.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,8 +41,8 @@ pub struct DependencyState {
     /// It can be used now.
     pub ready: bool,
     /// What is the matter, by its stable code: `docs/errors.md`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub code: Option<&'static str>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<Cow<'static, str>>,
     /// Why not, or what to know; empty when there is nothing to say.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
@@ -175,7 +176,7 @@ impl Dependency {
     }
 
     fn tell(&self, ready: bool, code: Option<ErrorCode>, reason: &str) {
-        let code = code.map(ErrorCode::as_str);
+        let code = code.map(|code| Cow::Borrowed(code.as_str()));
         let mut dependencies = locked(&self.registry.0.dependencies);
         match dependencies.get_mut(&*self.name) {
             Some(state) if state.ready == ready && state.code == code && state.reason == reason => {

@@ -6,6 +6,8 @@
 //!
 //! What it does not do: decide anything about a message.
 
+mod explain;
+mod operator;
 mod signals;
 mod sources;
 mod store;
@@ -22,11 +24,12 @@ use rand::Rng as _;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::admin::{AdminServer, Endpoints, HealthRegistry};
+use crate::admin::{self, AdminServer, Endpoints, HealthRegistry};
 use crate::config::Config;
-use crate::engine::{Hub, HubSettings, Subscription};
+use crate::engine::{DrainReport, Hub, HubSettings, Subscription};
 use crate::telemetry::Metrics;
 
+use operator::Operator;
 use signals::Signals;
 use upkeep::Upkeep;
 
@@ -36,6 +39,7 @@ pub const EXIT_CONFIG: u8 = 78;
 pub const EXIT_UNAVAILABLE: u8 = 69;
 const EXIT_FAILURE: u8 = 1;
 
+const STOPPING: &str = "told to stop: nothing more is taken, what is in flight ends";
 const INBOX_ID: &str = "inbox_id";
 const HOST_NAME_BYTES_MAX: usize = 64;
 /// Kept back from the grace period for what comes after the subscriptions.
@@ -114,7 +118,8 @@ pub async fn run(config: Config) -> Result<(), AppError> {
     let health = HealthRegistry::new(config.stale_after);
     let metrics = Metrics::new();
     let endpoints = Endpoints { health: health.clone(), metrics: metrics.clone() };
-    let servers = listen(&config, &endpoints).await?;
+    let operator = Operator::new(&config, health.clone());
+    let servers = listen(&config, &endpoints, &operator).await?;
     // Named before the first is tried, so that nothing looks ready too early.
     let database = health.dependency("database");
     for subscription in &config.subscriptions {
@@ -124,13 +129,15 @@ pub async fn run(config: Config) -> Result<(), AppError> {
     let store = tokio::select! {
         biased;
         () = signals.first() => None,
+        () = drained_before_start(&operator, &signals) => None,
         store = store::open(&config.database, config.lease, &database) => Some(store?),
     };
     let ended = match store {
         Some(store) => {
             let upkeep = Upkeep::start(store.clone(), &config.database, metrics.clone(), database);
-            let ended = consume(&config, &store, &health, &metrics, &signals).await;
-            health.set_draining();
+            operator.has_store(&store);
+            let ended = consume(&config, &store, &health, &metrics, &signals, &operator).await;
+            health.set_draining(STOPPING);
             upkeep.stop().await;
             if tokio::time::timeout(CLOSE_WITHIN, store.close()).await.is_err() {
                 tracing::debug!("the database's connections did not close in time");
@@ -170,21 +177,33 @@ pub async fn migrate(config: Config) -> Result<(), AppError> {
     Ok(())
 }
 
-async fn listen(config: &Config, endpoints: &Endpoints) -> Result<Vec<AdminServer>, AppError> {
+async fn listen(
+    config: &Config,
+    endpoints: &Endpoints,
+    operator: &Arc<Operator>,
+) -> Result<Vec<AdminServer>, AppError> {
     let mut servers = Vec::new();
+    let api: Arc<dyn admin::Operator> = operator.clone();
     let wanted = [
-        ("admin", config.admin.listen, config.admin.token.as_ref()),
-        ("health", config.health_listen, None),
+        ("admin", config.admin.listen, Some(api), config.admin.token.as_ref()),
+        ("health", config.health_listen, None, None),
     ];
-    for (key, address, token) in wanted {
+    for (key, address, api, token) in wanted {
         let Some(address) = address else { continue };
-        let server = AdminServer::start(address, endpoints.clone(), token)
+        let server = AdminServer::start(address, endpoints.clone(), api, token)
             .await
             .map_err(|source| AppError::Listen { key, source })?;
         tracing::info!(address = %server.address(), "listening ({key})");
         servers.push(server);
     }
     Ok(servers)
+}
+
+/// Resolves with the signal that follows a drain which was asked for before anything was taken.
+async fn drained_before_start(operator: &Operator, signals: &Signals) {
+    operator.drain_wanted().await;
+    operator.never_started();
+    signals.first().await;
 }
 
 /// Starts the subscriptions, waits for the end, and drains them.
@@ -194,29 +213,35 @@ async fn consume(
     health: &HealthRegistry,
     metrics: &Metrics,
     signals: &Signals,
+    operator: &Arc<Operator>,
 ) -> Result<(), AppError> {
     let inbox_id = tokio::select! {
         biased;
         () = signals.first() => return Ok(()),
+        () = drained_before_start(operator, signals) => return Ok(()),
         id = inbox_id(&**store) => id?,
     };
     tell_start(config, &**store, &inbox_id);
     let hub = Hub::start(store.clone(), hub_settings(config), metrics.clone());
     let subscriptions = match start(config, store, &inbox_id, &hub, health, metrics) {
-        Ok(subscriptions) => subscriptions,
+        Ok(subscriptions) => Arc::<[Subscription]>::from(subscriptions),
         Err(error) => {
             hub.close().await;
             return Err(error);
         }
     };
+    operator.has_started(hub.owner(), &subscriptions);
+    let mut asked_drain = tokio::spawn(operator.clone().carry_out_drain());
     let ended = tokio::select! {
         biased;
         () = signals.first() => Ok(()),
         reason = all_failed(&subscriptions) => Err(AppError::AllEnded(reason)),
     };
-    health.set_draining();
+    health.set_draining(STOPPING);
     let grace = config.shutdown_grace;
     drain(&subscriptions, grace - GRACE_MARGIN.min(grace / 10)).await;
+    asked_drain.abort();
+    let _ = (&mut asked_drain).await;
     if tokio::time::timeout(CLOSE_WITHIN, hub.close()).await.is_err() {
         tracing::debug!("a renewal of leases was cut");
     }
@@ -340,12 +365,16 @@ async fn drain(subscriptions: &[Subscription], grace: Duration) {
     join_all(subscriptions.iter().map(|subscription| async move {
         let name = subscription.name();
         let report = subscription.drain(deadline).await;
-        match report.closed {
-            Ok(()) => tracing::info!(subscription = name, cut = report.cut, "drained"),
-            Err(error) => tell_unclosed(name, report.cut, &error),
-        }
+        tell_drained(name, &report);
     }))
     .await;
+}
+
+fn tell_drained(name: &str, report: &DrainReport) {
+    match &report.closed {
+        Ok(()) => tracing::info!(subscription = name, cut = report.cut, "drained"),
+        Err(error) => tell_unclosed(name, report.cut, error),
+    }
 }
 
 fn tell_unclosed(name: &str, cut: usize, error: &SourceError) {

@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use inboxd_contract::{
-    Attempt, ClaimAnswer, Fingerprint, ForwardRequest, InboxKey, Look, Outcome, RetryReason,
+    Attempt, ClaimAnswer, ErrorCode, Fingerprint, ForwardRequest, InboxKey, Look, Outcome, RetryReason,
     Verdict,
 };
 use std::time::Duration;
@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use super::hub::{Claim, Hub};
 use super::journey::{Decision, Journey};
 use super::keeper::Lease;
+use super::progress::Stage;
 use super::subscription::Shared;
 
 /// The least time between two looks at a message that somebody else has.
@@ -61,6 +62,7 @@ impl<'a> Journey<'a> {
     pub(super) async fn claim(self, decided: bool) -> Claimed<'a> {
         let hub = &self.shared.hub;
         let mut alone = false;
+        self.item.progress.stage(Stage::Slot);
         loop {
             let slot = match decided {
                 true => None,
@@ -75,6 +77,7 @@ impl<'a> Journey<'a> {
                 true => None,
                 false => self.item.delivery.envelope.origin.position(),
             };
+            self.item.progress.at_claim();
             let fingerprint = self.item.fingerprint.clone();
             let stopped = || !decided && self.is_stopped();
             let claim = hub.claim(&self.item.key, fingerprint, position, alone, stopped).await;
@@ -94,6 +97,7 @@ impl<'a> Journey<'a> {
                 ClaimAnswer::Busy { wait } => {
                     drop(slot);
                     let wait = wait.min(hub.lease() / 10).max(BUSY_WAIT_MIN);
+                    self.item.progress.stage(Stage::Busy { again_in: wait });
                     if decided {
                         tokio::time::sleep(wait).await;
                     } else if self.unless_held_too_long(tokio::time::sleep(wait)).await.is_none() {
@@ -124,16 +128,18 @@ impl<'a> Journey<'a> {
                     None => return Tried::GiveUp { attempt_back: false },
                 }
             }
+            self.item.progress.stage(Stage::Slot);
             let Some(post_slot) = self.slot(&self.shared.post_slots).await else {
                 return Tried::GiveUp { attempt_back: true };
             };
             if let Some(tried) = self.ensure_valid(&held.lease).await {
                 return tried;
             }
+            self.item.progress.at_callback(held.attempts);
             let verdict = self.post(held.attempts).await;
             drop(post_slot);
             held.slot = None;
-            let (reason, after) = match verdict {
+            let (reason, after, last) = match verdict {
                 Verdict::Accepted { .. } => {
                     return Tried::Decided(Decision::Complete(Outcome::Processed));
                 }
@@ -144,8 +150,10 @@ impl<'a> Journey<'a> {
                     let attempts = held.attempts;
                     return Tried::Decided(Decision::DeadLetter { status, detail, attempts });
                 }
-                Verdict::Park { .. } => (RetryReason::Busy, None),
-                Verdict::Retry { reason, after, .. } => (reason, after),
+                Verdict::Park { .. } => (RetryReason::Busy, None, "asked to be parked".into()),
+                Verdict::Retry { reason, status, after, detail } => {
+                    (reason, after, last_answer(reason, status, &detail))
+                }
             };
             if self.shared.draining.is_cancelled() {
                 // The application was told to stop together with us: no attempt was made.
@@ -160,6 +168,7 @@ impl<'a> Journey<'a> {
             let bound = delays.next().unwrap_or(settings.retry.cap);
             // The application may ask for more time than the backoff, never for less.
             let delay = self.shared.hub.jitter(bound).max(after.unwrap_or_default());
+            self.item.progress.again(last, delay);
             if self.sleep(delay).await.is_none() {
                 return Tried::GiveUp { attempt_back: false };
             }
@@ -206,11 +215,21 @@ impl<'a> Journey<'a> {
         self.shared.metrics.verdict(verdict.as_str());
         let gone = matches!(verdict, Verdict::Retry { reason: RetryReason::Gone, .. });
         self.shared.endpoint_gone(gone);
+        self.shared.trouble.note(&self.shared.settings.name, &verdict);
         if let Verdict::Retry { reason, status, detail, .. } = &verdict {
             self.shared.metrics.retry(*reason);
             tracing::debug!(key = ?self.item.key, attempt, ?reason, status, detail, "to be tried again");
         }
         verdict
+    }
+}
+
+/// What an attempt came to, for a person.
+fn last_answer(reason: RetryReason, status: Option<u16>, detail: &str) -> String {
+    let reason: &str = reason.into();
+    match status {
+        Some(status) => format!("{status} ({reason}) {detail}"),
+        None => format!("{reason}: {detail}"),
     }
 }
 
@@ -224,7 +243,7 @@ impl Hold<'_> {
     fn tell(&mut self, key: &InboxKey, attempts: u32) {
         if !std::mem::replace(&mut self.counted, true) {
             self.shared.metrics.held(self.shared.held.fetch_add(1, Relaxed) + 1);
-            tracing::warn!(?key, attempts, "held longer than hold_max: tried on in place");
+            tracing::warn!(code = %ErrorCode::HeldTooLong, ?key, attempts, "held longer than hold_max: tried on in place");
         }
     }
 }

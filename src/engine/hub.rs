@@ -11,8 +11,8 @@ use std::time::Duration;
 use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use futures::future::BoxFuture;
 use inboxd_contract::{
-    self as contract, Attempt, ClaimAnswer, ClaimRequest, Completion, DeadLetter, Fingerprint,
-    InboxKey, InboxStore, Look, OwnerId, Release, Settled, StoreError, Token,
+    self as contract, Attempt, ClaimAnswer, ClaimRequest, Completion, DeadLetter, ErrorCode,
+    Fingerprint, InboxKey, InboxStore, Look, OwnerId, Release, Settled, StoreError, Token,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -126,8 +126,13 @@ impl Hub {
         if let Some(renewals) = renewals
             && let Err(error) = renewals.await
         {
-            tracing::error!(%error, "the renewal of leases ended by a panic");
+            tracing::error!(code = %ErrorCode::Bug, %error, "the renewal of leases ended by a panic");
         }
+    }
+
+    /// This process life, as claims name it.
+    pub fn owner(&self) -> &OwnerId {
+        &self.context.owner
     }
 
     pub(super) fn store(&self) -> &dyn InboxStore {
@@ -360,10 +365,11 @@ impl Trouble {
                 let untold = last.map_or(0, |(_, untold)| untold);
                 *last = Some((now, 0));
                 let cause = std::error::Error::source(error).map(ToString::to_string);
+                let code = error.code();
                 if error.is_transient() {
-                    tracing::warn!(what, %error, cause, untold, "the inbox cannot be written; trying again");
+                    tracing::warn!(%code, what, %error, cause, untold, "the inbox cannot be written; trying again");
                 } else {
-                    tracing::error!(what, %error, cause, untold, "the inbox refuses a write; trying again");
+                    tracing::error!(%code, what, %error, cause, untold, "the inbox refuses a write; trying again");
                 }
             }
         }

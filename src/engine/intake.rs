@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use inboxd_contract::{
-    DeadReason, Delivery, InboxKey, MessageId, Origin, Outcome, Room, Source, SourceError,
+    DeadReason, Delivery, ErrorCode, InboxKey, MessageId, Origin, Outcome, Room, Source, SourceError,
     SourcePhase,
 };
 use tokio::sync::watch;
@@ -86,8 +86,9 @@ impl Intake {
             Ok(()) => Some(self.source),
             Err(error) => {
                 let cause = std::error::Error::source(&error).map(ToString::to_string);
-                tracing::error!(subscription = %shared.settings.name, %error, cause, "the source has ended");
-                shared.fail(&error.to_string(), &ended);
+                let code = error.code.unwrap_or(ErrorCode::SourceEnded);
+                tracing::error!(%code, subscription = %shared.settings.name, %error, cause, "the source has ended");
+                shared.fail(code, &error.to_string(), &ended);
                 None
             }
         };
@@ -117,13 +118,14 @@ impl Intake {
             };
             let next = tokio::time::timeout(patience, self.source.next_batch(room));
             let next = tokio::select! {
+                biased;
+                _ = status.wait_for(|status| status.phase == SourcePhase::Ready),
+                    if !horizon_is_known => Next::FirstReady,
+                _ = gone.wait_for(|gone| *gone != probing) => Next::Gone,
                 batch = next => match batch {
                     Ok(batch) => Next::Batch(batch?),
                     Err(_) => Next::Quiet,
                 },
-                _ = gone.wait_for(|gone| *gone != probing) => Next::Gone,
-                _ = status.wait_for(|status| status.phase == SourcePhase::Ready),
-                    if !horizon_is_known => Next::FirstReady,
             };
             match next {
                 Next::Batch(batch) => self.taken.extend(batch),
@@ -143,6 +145,7 @@ impl Intake {
         let (shared, answer) = (self.shared.clone(), self.source.redelivery_horizon());
         self.shared.tasks.spawn(async move {
             tokio::select! {
+                biased;
                 horizons = answer => horizon::tell(shared.hub.retention(), &horizons),
                 () = shared.draining.cancelled() => {}
             }
@@ -226,13 +229,17 @@ impl Intake {
             .clone()
             .map(|key| shared.lanes.enter(LaneKey { stream: delivery.stream.clone(), key }));
         shared.metrics.in_flight(1, permit.bytes() as i64);
+        let key = InboxKey { consumer_id: shared.settings.consumer_id.clone(), message_id };
+        let envelope = delivery.envelope.clone();
+        let progress = shared.table.enter(key.clone(), envelope, delivery.received_at);
         let item = Item {
-            key: InboxKey { consumer_id: shared.settings.consumer_id.clone(), message_id },
+            key,
             fingerprint: sight.identity.fingerprint,
             lane,
             ticket,
             permit,
             course,
+            progress,
             delivery,
         };
         let task = shared.clone();
@@ -300,6 +307,7 @@ async fn wait_for_callback(shared: &Shared) {
                 shared.health.set_callback(false, &reason);
                 if !std::mem::replace(&mut told, true) {
                     tracing::info!(
+                        code = %ErrorCode::CallbackUnreachable,
                         subscription = %shared.settings.name,
                         reason,
                         "waiting for the callback's host before anything is consumed"

@@ -23,9 +23,9 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use inboxd_contract::{
-    Completion, DeadReason, Delivery, Fingerprint, InboxKey, Look, Origin, Outcome, Settled,
+    Completion, DeadReason, Delivery, ErrorCode, Fingerprint, InboxKey, Look, Origin, Outcome, Settled,
 };
-use tokio::sync::SemaphorePermit;
+use tokio::sync::{SemaphorePermit, oneshot};
 use tokio::time::Instant;
 
 use super::attempt::{Claimed, Held, Tried};
@@ -35,6 +35,7 @@ use super::hub::Hub;
 use super::identity;
 use super::lanes::Ticket;
 use super::letter;
+use super::progress::{Progress, Stage};
 use super::settings::OnIdConflict;
 use super::subscription::Shared;
 
@@ -62,6 +63,7 @@ pub(super) struct Item {
     pub(super) ticket: Option<Ticket>,
     pub(super) permit: Permit,
     pub(super) course: Course,
+    pub(super) progress: Progress,
 }
 
 impl Item {
@@ -102,6 +104,7 @@ impl Ending {
 pub(super) async fn process(shared: Arc<Shared>, mut item: Item) {
     if let Some(ticket) = &mut item.ticket {
         shared.metrics.lane_waiting(1);
+        item.progress.stage(Stage::Lane);
         tokio::select! {
             biased;
             () = ticket.turn() => {}
@@ -117,7 +120,7 @@ pub(super) async fn process(shared: Arc<Shared>, mut item: Item) {
             Ok(end) => break end,
             Err(_) => {
                 shared.metrics.panicked();
-                tracing::error!(key = ?item.key, "an attempt panicked; it is made again");
+                tracing::error!(code = %ErrorCode::Bug, key = ?item.key, "an attempt panicked; it is made again");
                 let bound = delays.next().unwrap_or(shared.settings.retry.cap);
                 if journey.may_go_back() || journey.sleep(shared.hub.jitter(bound)).await.is_none()
                 {
@@ -169,7 +172,7 @@ impl<'a> Journey<'a> {
         loop {
             match self.shared.hub.flights.enter(&self.item.key) {
                 Entry::Leader(leader) => return self.lead(leader).await,
-                Entry::Follower(end) => match self.unless_held_too_long(end).await {
+                Entry::Follower(end) => match self.follow(end).await {
                     None => return End::Release,
                     Some(Ok(FlightEnd::Processed { fingerprint })) => {
                         return self.processed(fingerprint, Outcome::DuplicateInFlight).await;
@@ -178,6 +181,14 @@ impl<'a> Journey<'a> {
                 },
             }
         }
+    }
+
+    async fn follow(
+        self,
+        end: oneshot::Receiver<FlightEnd>,
+    ) -> Option<Result<FlightEnd, oneshot::error::RecvError>> {
+        self.item.progress.stage(Stage::Twin);
+        self.unless_held_too_long(end).await
     }
 
     /// The one delivery of this key that is at it.
@@ -240,6 +251,7 @@ impl<'a> Journey<'a> {
 
     /// Commits the decision. `Err`: the claim was lost.
     async fn record(self, held: &Held<'_>, decision: &Decision) -> Result<Ending, Look> {
+        self.item.progress.stage(Stage::Record);
         match decision {
             Decision::Complete(outcome) => self.complete(held, *outcome).await,
             Decision::DeadLetter { status, detail, attempts } => {
@@ -262,7 +274,7 @@ impl<'a> Journey<'a> {
                         if recorded.doubtful && letter::is_among(self.item, &dead) => {}
                     Settled::Lost(look) => return Err(look),
                 }
-                tracing::warn!(key = ?self.item.key, status, detail, "refused by the application; kept as a dead letter");
+                tracing::warn!(code = %ErrorCode::DeadLetter, key = ?self.item.key, status, detail, "refused by the application; kept as a dead letter");
                 Ok(Ending { end: End::Ack(Outcome::DeadLettered), row: None })
             }
         }
@@ -319,6 +331,7 @@ impl<'a> Journey<'a> {
         let on_conflict = self.shared.settings.identity.on_conflict;
         self.shared.metrics.id_conflict();
         tracing::warn!(
+            code = %ErrorCode::IdConflict,
             key = ?self.item.key,
             origin = %self.item.delivery.envelope.origin,
             ?on_conflict,
@@ -353,11 +366,11 @@ impl<'a> Journey<'a> {
         match self.unless_lost(self.shared.hub.dead_letter(letter)).await {
             None => End::Release,
             Some(recorded) if recorded.answer == Settled::Done => {
-                tracing::warn!(key = ?self.item.key, ?reason, "kept as a dead letter");
+                tracing::warn!(code = %ErrorCode::DeadLetter, key = ?self.item.key, ?reason, "kept as a dead letter");
                 End::Ack(outcome)
             }
             Some(recorded) => {
-                tracing::error!(key = ?self.item.key, answer = ?recorded.answer, "a dead letter without a claim was not written: a bug of the store; the delivery goes back");
+                tracing::error!(code = %ErrorCode::Bug, key = ?self.item.key, answer = ?recorded.answer, "a dead letter without a claim was not written: a bug of the store; the delivery goes back");
                 End::Release
             }
         }
@@ -389,6 +402,7 @@ impl<'a> Journey<'a> {
             return None;
         }
         tokio::select! {
+            biased;
             value = future => Some(value),
             () = self.item.delivery.fence.closed() => None,
             () = self.shared.draining.cancelled() => None,
@@ -412,6 +426,7 @@ impl<'a> Journey<'a> {
             return None;
         }
         tokio::select! {
+            biased;
             value = future => Some(value),
             () = self.item.delivery.fence.lost() => None,
         }

@@ -22,9 +22,12 @@ mod keeper;
 mod lanes;
 mod letter;
 mod newcomer;
+mod progress;
 mod settings;
 mod subscription;
+mod trouble;
 
 pub use hub::Hub;
+pub use progress::{Flight, Stage};
 pub use settings::*;
 pub use subscription::{DrainReport, Subscription};

@@ -5,13 +5,15 @@
 //! that heartbeats, polling and acks go on while forwards finish.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt as _;
-use inboxd_contract::{Forwarder, Source, SourceError, SourceStatus};
-use tokio::sync::{Semaphore, watch};
+use inboxd_contract::{
+    ConsumerId, ErrorCode, Forwarder, InboxKey, MessageId, Source, SourceError, SourceStatus,
+};
+use tokio::sync::{MutexGuard, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -21,12 +23,20 @@ use super::budget::Budget;
 use super::hub::Hub;
 use super::intake::{Intake, IntakeEnd};
 use super::lanes::Lanes;
+use super::progress::{Flight, Table};
 use super::settings::SubscriptionSettings;
+use super::trouble::{self, CallbackTrouble};
 use crate::admin::SubscriptionHealth;
 use crate::telemetry::SubscriptionMetrics;
 
 /// Kept back from the grace period for cutting, last acks and closing.
 const CLOSE_MARGIN: Duration = Duration::from_secs(3);
+
+/// For the last settlements and the goodbye to the broker, where nothing presses.
+const PATIENT_CLOSE: Duration = Duration::from_secs(10);
+
+/// Even where no time is left.
+const CLOSE_MIN: Duration = Duration::from_millis(200);
 
 /// For telling the broker to send no more.
 const STOP_TAKING_MAX: Duration = Duration::from_secs(2);
@@ -39,6 +49,8 @@ pub(super) struct Shared {
     pub(super) metrics: SubscriptionMetrics,
     pub(super) health: SubscriptionHealth,
     pub(super) lanes: Lanes,
+    /// Where each delivery stands.
+    pub(super) table: Table,
     pub(super) budget: Budget,
     /// Claims taken and not yet POSTed once: the next batch is claimed while one is under way.
     pub(super) claim_slots: Semaphore,
@@ -56,12 +68,19 @@ pub(super) struct Shared {
     /// The application answered 410: nothing more is taken until it answers otherwise.
     pub(super) gone: watch::Sender<bool>,
     pub(super) tasks: TaskTracker,
+    /// What was said of an application that fails.
+    pub(super) trouble: CallbackTrouble,
 }
 
 impl Shared {
     /// The subscription cannot go on: nothing new starts, and whoever waits is told.
-    pub(super) fn fail(&self, reason: &str, ended: &watch::Sender<Option<String>>) {
-        self.health.failed(reason);
+    pub(super) fn fail(
+        &self,
+        code: ErrorCode,
+        reason: &str,
+        ended: &watch::Sender<Option<String>>,
+    ) {
+        self.health.failed(code, reason);
         self.draining.cancel();
         ended.send_replace(Some(reason.to_owned()));
     }
@@ -76,8 +95,9 @@ impl Shared {
         if gone {
             let reason = "the callback answered 410 Gone: nothing more is taken until it answers \
                           otherwise; put the endpoint back or change `callback`";
-            tracing::error!(subscription = %self.settings.name, reason, "paused");
-            self.health.set_paused(Some(reason.to_owned()));
+            let code = ErrorCode::CallbackGone;
+            tracing::error!(%code, subscription = %self.settings.name, reason, "paused");
+            self.health.set_paused(Some((code, reason.to_owned())));
         } else {
             tracing::info!(subscription = %self.settings.name, "the callback is back; going on");
             self.health.set_paused(None);
@@ -94,10 +114,21 @@ pub struct DrainReport {
     pub closed: Result<(), SourceError>,
 }
 
+/// How far a subscription has come on its way to its end.
+enum Stage {
+    /// The intake runs.
+    Taking(JoinHandle<Option<IntakeEnd>>),
+    /// Nothing more is taken and nothing new starts; the source is still to be closed.
+    Stopped(Option<Box<dyn Source>>),
+    Closed,
+}
+
 /// A running subscription.
 pub struct Subscription {
     shared: Arc<Shared>,
-    intake: Mutex<Option<JoinHandle<Option<IntakeEnd>>>>,
+    /// Held across the steps of ending, so that two who end it do each step once.
+    stage: tokio::sync::Mutex<Stage>,
+    status: watch::Receiver<SourceStatus>,
     watcher: JoinHandle<()>,
     ended: watch::Receiver<Option<String>>,
 }
@@ -118,6 +149,7 @@ impl Subscription {
             hub: hub.clone(),
             forwarder,
             lanes: Lanes::default(),
+            table: Table::default(),
             budget: Budget::new(settings.in_flight_max, settings.in_flight_bytes_max),
             claim_slots: Semaphore::new(settings.concurrency * 2),
             post_slots: Semaphore::new(settings.concurrency),
@@ -128,14 +160,22 @@ impl Subscription {
             held: AtomicI64::new(0),
             gone: watch::Sender::new(false),
             tasks: TaskTracker::new(),
-            metrics: metrics.clone(),
-            health: health.clone(),
+            trouble: CallbackTrouble::default(),
+            metrics,
+            health,
             settings,
         });
-        let watcher = tokio::spawn(watch_status(source.status(), metrics, health));
+        let status = source.status();
+        let watcher = tokio::spawn(watch_status(status.clone(), shared.clone()));
         let (end, ended) = watch::channel(None);
         let intake = tokio::spawn(run_intake(shared.clone(), source, end));
-        Self { shared, intake: Mutex::new(Some(intake)), watcher, ended }
+        Self {
+            shared,
+            stage: tokio::sync::Mutex::new(Stage::Taking(intake)),
+            status,
+            watcher,
+            ended,
+        }
     }
 
     /// The subscription's name.
@@ -158,7 +198,33 @@ impl Subscription {
 
     /// Deliveries under way.
     pub fn in_flight(&self) -> usize {
-        self.shared.tasks.len()
+        self.shared.table.len()
+    }
+
+    /// It was drained, and its source is closed.
+    pub fn is_closed(&self) -> bool {
+        self.stage.try_lock().is_ok_and(|stage| matches!(*stage, Stage::Closed))
+    }
+
+    /// The deliveries of one message that are under way here.
+    pub fn flights(&self, message_id: &MessageId) -> Vec<Flight> {
+        let consumer_id = self.shared.settings.consumer_id.clone();
+        self.shared.table.of(&InboxKey { consumer_id, message_id: message_id.clone() })
+    }
+
+    /// The `max` deliveries under way that were received first.
+    pub fn oldest_flights(&self, max: usize) -> Vec<Flight> {
+        self.shared.table.oldest(max)
+    }
+
+    /// Half of the deduplication key.
+    pub fn consumer_id(&self) -> &ConsumerId {
+        &self.shared.settings.consumer_id
+    }
+
+    /// Where its source stands.
+    pub fn source_status(&self) -> SourceStatus {
+        self.status.borrow().clone()
     }
 
     /// Takes nothing more from now on; [`Subscription::drain`] does so too.
@@ -167,11 +233,36 @@ impl Subscription {
     }
 
     /// Starts nothing new, lets forwards finish and commit until shortly before
-    /// `deadline`, cuts the rest, then closes the source. A second call does nothing.
+    /// `deadline`, cuts the rest, then closes the source. A second call finds it done.
     pub async fn drain(&self, deadline: Instant) -> DrainReport {
+        self.stop_taking(deadline).await;
+        let cut = self.finish(deadline).await;
+        DrainReport { cut, closed: self.close(deadline).await }
+    }
+
+    /// Starts nothing new, lets forwards finish and commit for as long as they take, then closes
+    /// the source. [`Subscription::drain`] may come in between, with its deadline.
+    ///
+    /// # Cancel safety
+    /// Not cancel-safe while the source is being closed: what was settled last may be
+    /// delivered again.
+    pub async fn drain_patiently(&self) -> DrainReport {
+        self.stop_taking(Instant::now() + PATIENT_CLOSE).await;
+        self.shared.tasks.close();
+        self.shared.tasks.wait().await;
+        DrainReport { cut: 0, closed: self.close(Instant::now() + PATIENT_CLOSE).await }
+    }
+
+    /// `None`: somebody else is at the next step, for longer than there is time.
+    async fn stage(&self, deadline: Instant) -> Option<MutexGuard<'_, Stage>> {
+        tokio::time::timeout_at(deadline, self.stage.lock()).await.ok()
+    }
+
+    /// Ends the intake, tells the source, and gives back what was not started.
+    async fn stop_taking(&self, deadline: Instant) {
         self.stop();
-        let intake = self.intake.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(intake) = intake else { return DrainReport { cut: 0, closed: Ok(()) } };
+        let Some(mut stage) = self.stage(deadline).await else { return };
+        let Stage::Taking(intake) = &mut *stage else { return };
         let end = intake.await.ok().flatten();
         let (mut source, not_started) =
             end.map_or((None, None), |end| (end.source, Some(end.not_started)));
@@ -182,17 +273,22 @@ impl Subscription {
         // Only now: an ordered source that gets a delivery back while it still takes starts over.
         self.shared.draining.cancel();
         drop(not_started);
-        let cut = self.finish(deadline).await;
-        let closed = match source {
-            Some(source) => {
+        *stage = Stage::Stopped(source);
+    }
+
+    /// Closes the source, whose settlements are carried out first.
+    async fn close(&self, deadline: Instant) -> Result<(), SourceError> {
+        let Some(mut stage) = self.stage(deadline).await else { return Ok(()) };
+        let closed = match std::mem::replace(&mut *stage, Stage::Closed) {
+            Stage::Stopped(Some(source)) => {
                 let left = deadline.saturating_duration_since(Instant::now());
-                source.close(left.max(Duration::from_millis(200))).await
+                source.close(left.max(CLOSE_MIN)).await
             }
-            None => Ok(()),
+            Stage::Stopped(None) | Stage::Taking(_) | Stage::Closed => Ok(()),
         };
         self.watcher.abort();
         self.shared.health.retire();
-        DrainReport { cut, closed }
+        closed
     }
 
     /// Waits for the tasks, then cuts what is left; answers how many that were.
@@ -206,6 +302,7 @@ impl Subscription {
         }
         let cut = tasks.len();
         tracing::warn!(
+            code = %ErrorCode::DrainCut,
             subscription = %self.name(),
             cut,
             "the grace period ends: what still runs is cut; its claims run out by themselves"
@@ -221,8 +318,7 @@ impl Drop for Subscription {
     fn drop(&mut self) {
         self.shared.cut.cancel();
         self.watcher.abort();
-        let intake = self.intake.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(intake) = intake {
+        if let Stage::Taking(intake) = self.stage.get_mut() {
             intake.abort();
         }
     }
@@ -238,21 +334,21 @@ async fn run_intake(
     let end = AssertUnwindSafe(intake).catch_unwind().await.ok();
     if end.is_none() {
         let reason = "the intake panicked: a bug of inboxd; restart it and report the log";
-        tracing::error!(subscription = %shared.settings.name, "{reason}");
-        shared.fail(reason, &ended);
+        let code = ErrorCode::Bug;
+        tracing::error!(%code, subscription = %shared.settings.name, "{reason}");
+        shared.fail(code, reason, &ended);
     }
     end
 }
 
-async fn watch_status(
-    mut status: watch::Receiver<SourceStatus>,
-    metrics: SubscriptionMetrics,
-    health: SubscriptionHealth,
-) {
+async fn watch_status(mut status: watch::Receiver<SourceStatus>, shared: Arc<Shared>) {
+    let mut before = None;
     loop {
         let now = status.borrow_and_update().clone();
-        health.source_status(&now);
-        metrics.source_status(&now);
+        shared.health.source_status(&now);
+        shared.metrics.source_status(&now);
+        trouble::tell_source(&shared.settings.name, before, &now);
+        before = now.code;
         if status.changed().await.is_err() {
             return;
         }

@@ -1,0 +1,259 @@
+//! What operators ask of the running process, and the drain that they may ask for.
+//!
+//! Invariants: a drain is carried out once, by one task of the process, whoever asks and goes
+//! away; it is never undone: the process takes nothing more until it is started again.
+//!
+//! What is left when the process dies during a drain is what is left when it dies at any time:
+//!
+//! | died after | what comes of it |
+//! |---|---|
+//! | the source was told to stop, the waiting given back | delivered again elsewhere |
+//! | a POST under way ended, its row committed | delivered again, a duplicate, acked |
+//! | everything settled, the source not closed | Kafka: what was settled since the last commit is delivered again, duplicates; RabbitMQ: acks that had not arrived, the same |
+//! | the source was closed | nothing is delivered again |
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use futures::future::join_all;
+use inboxd_contract::{ConsumerId, InboxStore, MessageId, OwnerId, SourcePhase};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::explain::{self, Target};
+use crate::admin::{
+    self, Answering, DatabaseStatus, DependencyState, DrainAnswer, ExplainError, HealthRegistry,
+    MessageReport, Readiness, RunningMessage, Status, SubscriptionStatus, Which,
+};
+use crate::config::Config;
+use crate::engine::{Flight, Subscription};
+
+const DRAINING: &str = "draining on request: nothing more is taken, what is in flight ends";
+const DRAINED: &str = "drained on request: nothing is taken until the process is started again";
+/// Messages told of each subscription that does not end.
+const OLDEST_TOLD: usize = 5;
+
+/// What is asked about and told to drain.
+pub(super) struct Operator {
+    started_at: Instant,
+    health: HealthRegistry,
+    /// Subscriptions and their consumer ids, in the order of the configuration.
+    consumers: Vec<(String, ConsumerId)>,
+    retention: Duration,
+    drain_patience: Duration,
+    store: OnceLock<Arc<dyn InboxStore>>,
+    running: OnceLock<Running>,
+    drain_wanted: CancellationToken,
+    drained: watch::Sender<bool>,
+}
+
+struct Running {
+    owner: OwnerId,
+    subscriptions: Arc<[Subscription]>,
+}
+
+impl Operator {
+    pub(super) fn new(config: &Config, health: HealthRegistry) -> Arc<Self> {
+        Arc::new(Self {
+            started_at: Instant::now(),
+            health,
+            consumers: consumers(config),
+            retention: config.database.retention,
+            drain_patience: config.shutdown_grace,
+            store: OnceLock::new(),
+            running: OnceLock::new(),
+            drain_wanted: CancellationToken::new(),
+            drained: watch::Sender::new(false),
+        })
+    }
+
+    /// The inbox is open.
+    pub(super) fn has_store(&self, store: &Arc<dyn InboxStore>) {
+        let _ = self.store.set(store.clone());
+    }
+
+    /// Subscriptions were started.
+    pub(super) fn has_started(&self, owner: &OwnerId, subscriptions: &Arc<[Subscription]>) {
+        let running = Running { owner: owner.clone(), subscriptions: subscriptions.clone() };
+        let _ = self.running.set(running);
+    }
+
+    /// Resolves when a drain is asked for.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub(super) async fn drain_wanted(&self) {
+        self.drain_wanted.cancelled().await;
+    }
+
+    /// A drain is asked for before anything was taken.
+    pub(super) fn never_started(&self) {
+        self.end_drain();
+    }
+
+    /// Waits for the wish and carries it out.
+    pub(super) async fn carry_out_drain(self: Arc<Self>) {
+        self.drain_wanted().await;
+        let Some(running) = self.running.get() else { return self.end_drain() };
+        self.health.set_draining(DRAINING);
+        tracing::info!("{DRAINING}");
+        for subscription in &*running.subscriptions {
+            subscription.stop();
+        }
+        join_all(running.subscriptions.iter().map(|subscription| async move {
+            let report = subscription.drain_patiently().await;
+            super::tell_drained(subscription.name(), &report);
+        }))
+        .await;
+        self.end_drain();
+    }
+
+    fn end_drain(&self) {
+        self.health.set_draining(DRAINED);
+        tracing::info!("{DRAINED}");
+        self.drained.send_replace(true);
+    }
+
+    fn subscriptions(&self) -> &[Subscription] {
+        self.running.get().map_or(&[], |running| &running.subscriptions)
+    }
+
+    fn flights(&self, target: &Target, message_id: &MessageId) -> Vec<(String, Flight)> {
+        let of = self
+            .subscriptions()
+            .iter()
+            .filter(|subscription| *subscription.consumer_id() == target.consumer_id);
+        of.flat_map(|subscription| {
+            let flights = subscription.flights(message_id).into_iter();
+            flights.map(|flight| (subscription.name().to_owned(), flight))
+        })
+        .collect()
+    }
+
+    fn phase(&self, readiness: &Readiness) -> &'static str {
+        match () {
+            () if *self.drained.borrow() => "drained",
+            () if readiness.draining => "draining",
+            () if self.running.get().is_none() => "starting",
+            () => "running",
+        }
+    }
+
+    fn subscription_status(
+        &self,
+        name: &str,
+        consumer_id: &ConsumerId,
+        readiness: &Readiness,
+    ) -> SubscriptionStatus {
+        let of_it = ["subscription", "source", "callback"];
+        let dependencies = of_it
+            .iter()
+            .filter_map(|kind| readiness.dependencies.get_key_value(&format!("{kind}:{name}")));
+        let unready: Vec<_> = dependencies.filter(|(_, state)| !state.ready).collect();
+        let subscription =
+            self.subscriptions().iter().find(|subscription| subscription.name() == name);
+        let source = subscription.map(Subscription::source_status);
+        let phase = match source.as_ref().map(|source| &source.phase) {
+            None => "starting",
+            Some(_) if subscription.is_some_and(Subscription::is_closed) => "closed",
+            Some(SourcePhase::Connecting) => "connecting",
+            Some(SourcePhase::Ready) => "ready",
+            Some(SourcePhase::Standby) => "standby",
+            Some(SourcePhase::Failing) => "failing",
+            Some(SourcePhase::Closed) => "closed",
+        };
+        SubscriptionStatus {
+            consumer_id: consumer_id.to_string(),
+            phase: phase.to_owned(),
+            ready: subscription.is_some() && unready.is_empty() && phase != "closed",
+            reasons: unready
+                .iter()
+                .map(|(name, state)| format!("{name}: {}", state.reason))
+                .collect(),
+            in_flight: subscription.map_or(0, Subscription::in_flight),
+            reconnects: source.map_or(0, |source| source.reconnects),
+        }
+    }
+}
+
+#[async_trait]
+impl admin::Operator for Operator {
+    async fn explain(&self, asked: &[u8], which: Which) -> Result<MessageReport, ExplainError> {
+        let targets = explain::targets(&self.consumers, &which)?;
+        let Some(store) = self.store.get() else {
+            return Err(ExplainError::Inbox(
+                "the database is not open yet; /readyz says why".to_owned(),
+            ));
+        };
+        let answering = Answering {
+            owner: self.running.get().map(|running| &running.owner),
+            now: SystemTime::now(),
+            retention: self.retention,
+        };
+        explain::gather(&**store, &answering, &targets, asked, |target, message_id| {
+            self.flights(target, message_id)
+        })
+        .await
+    }
+
+    async fn drain(&self, patience: Duration) -> DrainAnswer {
+        let mut drained = self.drained.subscribe();
+        self.drain_wanted.cancel();
+        if tokio::time::timeout(patience, drained.wait_for(|drained| *drained)).await.is_ok() {
+            return DrainAnswer { drained: true, running: Vec::new() };
+        }
+        let running = self.subscriptions().iter().filter(|subscription| !subscription.is_closed());
+        let running = running.map(|subscription| admin::Running {
+            subscription: subscription.name().to_owned(),
+            in_flight: subscription.in_flight(),
+            oldest: subscription
+                .oldest_flights(OLDEST_TOLD)
+                .into_iter()
+                .map(|flight| RunningMessage {
+                    message_id: flight.key.message_id.to_string(),
+                    waits: admin::waits(&flight, None),
+                })
+                .collect(),
+        });
+        DrainAnswer { drained: false, running: running.collect() }
+    }
+
+    fn drain_patience(&self) -> Duration {
+        self.drain_patience
+    }
+
+    fn status(&self) -> Status {
+        let readiness = self.health.readiness();
+        let database = readiness.dependencies.get("database").cloned();
+        let subscriptions: BTreeMap<_, _> = self
+            .consumers
+            .iter()
+            .map(|(name, id)| (name.clone(), self.subscription_status(name, id, &readiness)))
+            .collect();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_s: self.started_at.elapsed().as_secs(),
+            owner: self.running.get().map(|running| running.owner.to_string()),
+            phase: self.phase(&readiness).to_owned(),
+            ready: readiness.ready,
+            database: DatabaseStatus {
+                description: self.store.get().map(|store| store.describe()),
+                state: database.unwrap_or(DependencyState {
+                    ready: false,
+                    code: None,
+                    reason: String::new(),
+                }),
+            },
+            subscriptions,
+        }
+    }
+}
+
+/// Subscriptions and their consumer ids, in the order of the configuration.
+pub(super) fn consumers(config: &Config) -> Vec<(String, ConsumerId)> {
+    let settings = config.subscriptions.iter().map(|subscription| &subscription.settings);
+    settings.map(|settings| (settings.name.to_string(), settings.consumer_id.clone())).collect()
+}
