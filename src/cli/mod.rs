@@ -83,6 +83,11 @@ struct CommonArgs {
     database_file: Option<PathBuf>,
 }
 
+/// The command line's grammar, as clap has it.
+pub fn command() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
+}
+
 /// Runs the command that the process was started with.
 pub fn main() -> ExitCode {
     match Cli::parse().command {
