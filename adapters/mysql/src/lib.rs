@@ -70,6 +70,19 @@ impl MysqlStore {
     /// commit, a database that does not exist or that a newer binary has changed for good.
     /// Transient: the server cannot be reached, or another instance is migrating for long.
     pub async fn connect(config: MysqlConfig) -> Result<Self, StoreError> {
+        Self::open(config, true).await
+    }
+
+    /// Connects to look into a database as it is: nothing is migrated. Only what reads may be
+    /// called.
+    ///
+    /// # Errors
+    /// As [`MysqlStore::connect`].
+    pub async fn open_to_read(config: MysqlConfig) -> Result<Self, StoreError> {
+        Self::open(config, false).await
+    }
+
+    async fn open(config: MysqlConfig, migrates: bool) -> Result<Self, StoreError> {
         config.validate()?;
         let options = config.options()?;
         let place = place_of(&options);
@@ -81,12 +94,14 @@ impl MysqlStore {
 
         let scope =
             format!("{}.{}", options.get_database().unwrap_or_default(), config.table_prefix);
-        migrate::migrate(
-            &config.migrate_options()?,
-            &config.table_prefix,
-            &lock_name("migrate", &scope),
-        )
-        .await?;
+        if migrates {
+            migrate::migrate(
+                &config.migrate_options()?,
+                &config.table_prefix,
+                &lock_name("migrate", &scope),
+            )
+            .await?;
+        }
 
         let lock_wait_s = config.lock_wait_s();
         let connections =

@@ -99,6 +99,28 @@ impl SqliteStore {
         Ok(store)
     }
 
+    /// Opens a database that exists, to look into it: nothing is locked, migrated or freed, also
+    /// beside the instance that uses it. Only what reads may be called.
+    ///
+    /// # Errors
+    /// Permanent: unfit configuration, or there is no such file.
+    pub async fn open_to_read(config: SqliteConfig) -> Result<Self, StoreError> {
+        config.validate()?;
+        let path = tokio::fs::canonicalize(&config.path).await.map_err(|error| {
+            let what = format!("finding the SQLite database {}", config.path.display());
+            StoreError::new(ErrorClass::Permanent, what, error)
+        })?;
+        let lock_wait = config.lease / 5;
+        Ok(Self {
+            sql: Arc::new(Sql::new(&config.table_prefix)),
+            readers: reader_pool(&path, lock_wait, config.readers_max),
+            writer: Writer::new(&path, lock_wait),
+            path,
+            lock: Mutex::new(None),
+            sweeping: tokio::sync::Mutex::new(()),
+        })
+    }
+
     /// The database's absolute path, links followed.
     pub fn path(&self) -> &Path {
         &self.path
