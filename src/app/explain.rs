@@ -1,17 +1,46 @@
 //! What is known of one message: asked of the store, and of the engine where there is one.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use inboxd_contract::{ConsumerId, InboxKey, InboxStore, MessageId};
 
 use super::upkeep::chain;
+use super::{AppError, CLOSE_WITHIN, operator, store};
 use crate::admin::{
     Answering, ConsumerReport, ExplainError, MessageReport, State, Which, readings,
 };
+use crate::config::Config;
 use crate::engine::Flight;
 
 /// A database that hangs must not hang who asks.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+/// Asks the database itself, as it is: nothing is migrated, locked or written. What a running
+/// sidecar has in hand is not known then.
+///
+/// # Errors
+/// What was asked makes no sense, or the database cannot be read.
+pub async fn explain_from_database(
+    config: &Config,
+    asked: &[u8],
+    which: &Which,
+) -> Result<MessageReport, ExplainError> {
+    let targets = targets(&operator::consumers(config), which)?;
+    let unread = |error: AppError| match &error {
+        AppError::Store(cause) => ExplainError::Inbox(chain(cause)),
+        _ => ExplainError::Inbox(error.to_string()),
+    };
+    let opened = store::open_to_read(&config.database, config.lease);
+    let store = tokio::time::timeout(ANSWER_WITHIN, opened)
+        .await
+        .map_err(|_| ExplainError::Inbox(format!("no answer within {ANSWER_WITHIN:?}")))?
+        .map_err(unread)?;
+    let answering =
+        Answering { owner: None, now: SystemTime::now(), retention: config.database.retention };
+    let report = gather(&*store, &answering, &targets, asked, |_, _| Vec::new()).await;
+    let _ = tokio::time::timeout(CLOSE_WITHIN, store.close()).await;
+    report
+}
 
 /// A consumer id that is asked about.
 #[derive(Debug, Clone, PartialEq, Eq)]

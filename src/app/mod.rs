@@ -29,6 +29,8 @@ use crate::config::Config;
 use crate::engine::{DrainReport, Hub, HubSettings, Subscription};
 use crate::telemetry::Metrics;
 
+pub use explain::explain_from_database;
+
 use operator::Operator;
 use signals::Signals;
 use upkeep::Upkeep;

@@ -65,19 +65,45 @@ async fn pause(wait: Duration) -> Duration {
     (wait * 2).min(RETRY_MAX)
 }
 
+/// Opens a database as it is, once, to look into it.
+pub(super) async fn open_to_read(
+    config: &DatabaseConfig,
+    lease: Duration,
+) -> Result<Arc<dyn InboxStore>, AppError> {
+    open_for(Use::Look, config, lease).await
+}
+
+/// What a store is opened for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// Migrated, and locked where the database is one file.
+    Everything,
+    /// Nothing is written, not even tables.
+    Look,
+}
+
 async fn try_open(
     config: &DatabaseConfig,
     lease: Duration,
 ) -> Result<Arc<dyn InboxStore>, AppError> {
+    open_for(Use::Everything, config, lease).await
+}
+
+async fn open_for(
+    purpose: Use,
+    config: &DatabaseConfig,
+    lease: Duration,
+) -> Result<Arc<dyn InboxStore>, AppError> {
     match &config.url {
-        DatabaseUrl::Sqlite(path) => sqlite(config, lease, path).await,
-        DatabaseUrl::Postgres(url) => postgres(config, lease, url).await,
-        DatabaseUrl::MySql(url) => mysql(config, lease, url).await,
+        DatabaseUrl::Sqlite(path) => sqlite(purpose, config, lease, path).await,
+        DatabaseUrl::Postgres(url) => postgres(purpose, config, lease, url).await,
+        DatabaseUrl::MySql(url) => mysql(purpose, config, lease, url).await,
     }
 }
 
 #[cfg(feature = "sqlite")]
 async fn sqlite(
+    purpose: Use,
     config: &DatabaseConfig,
     lease: Duration,
     path: &std::path::Path,
@@ -88,12 +114,17 @@ async fn sqlite(
     sqlite.lease = lease;
     sqlite.table_prefix = config.table_prefix.clone();
     sqlite.readers_max = config.pool_max;
-    let store = SqliteStore::open(sqlite).await.map_err(AppError::Store)?;
+    let store = match purpose {
+        Use::Everything => SqliteStore::open(sqlite).await,
+        Use::Look => SqliteStore::open_to_read(sqlite).await,
+    };
+    let store = store.map_err(AppError::Store)?;
     Ok(Arc::new(store))
 }
 
 #[cfg(not(feature = "sqlite"))]
 async fn sqlite(
+    _: Use,
     _: &DatabaseConfig,
     _: Duration,
     _: &std::path::Path,
@@ -103,6 +134,7 @@ async fn sqlite(
 
 #[cfg(feature = "postgres")]
 async fn postgres(
+    purpose: Use,
     config: &DatabaseConfig,
     lease: Duration,
     url: &secrecy::SecretString,
@@ -117,7 +149,9 @@ async fn postgres(
     postgres.migrate_url = config.migrate_url.clone();
     postgres.prepared_statements = config.prepared_statements;
     let store = PostgresStore::connect(postgres).map_err(AppError::Store)?;
-    if let Err(error) = store.migrate().await {
+    if purpose == Use::Everything
+        && let Err(error) = store.migrate().await
+    {
         store.close().await;
         return Err(AppError::Store(error));
     }
@@ -126,6 +160,7 @@ async fn postgres(
 
 #[cfg(not(feature = "postgres"))]
 async fn postgres(
+    _: Use,
     _: &DatabaseConfig,
     _: Duration,
     _: &secrecy::SecretString,
@@ -135,6 +170,7 @@ async fn postgres(
 
 #[cfg(feature = "mysql")]
 async fn mysql(
+    purpose: Use,
     config: &DatabaseConfig,
     lease: Duration,
     url: &secrecy::SecretString,
@@ -148,12 +184,17 @@ async fn mysql(
     mysql.lease = lease;
     mysql.migrate_url = config.migrate_url.clone();
     mysql.allow_weak_durability = config.allow_weak_durability;
-    let store = MysqlStore::connect(mysql).await.map_err(AppError::Store)?;
+    let store = match purpose {
+        Use::Everything => MysqlStore::connect(mysql).await,
+        Use::Look => MysqlStore::open_to_read(mysql).await,
+    };
+    let store = store.map_err(AppError::Store)?;
     Ok(Arc::new(store))
 }
 
 #[cfg(not(feature = "mysql"))]
 async fn mysql(
+    _: Use,
     _: &DatabaseConfig,
     _: Duration,
     _: &secrecy::SecretString,

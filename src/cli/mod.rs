@@ -5,6 +5,11 @@
 //! (`EX_CONFIG`), 69 for a dependency that cannot be used (`EX_UNAVAILABLE`), 1 otherwise, 2 for a
 //! command line that cannot be read.
 
+mod client;
+mod drain;
+mod explain;
+mod health;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,6 +19,7 @@ use clap::{Args, Parser, Subcommand};
 use inboxd_contract::ErrorCode;
 use secrecy::SecretString;
 
+use crate::admin::shown;
 use crate::app::{self, AppError};
 use crate::config::{self, Config, Flag, Flags, Given, Inputs};
 use crate::telemetry::init_log;
@@ -34,12 +40,18 @@ enum Command {
     Run(RunArgs),
     /// Creates or updates the inbox's tables, and ends
     Migrate(MigrateArgs),
+    /// Tells what is known of one message
+    Explain(explain::ExplainArgs),
+    /// Tells the running sidecar to take nothing more, and waits until it has finished
+    Drain(drain::DrainArgs),
+    /// Asks the running sidecar whether it is ready, or lives
+    Health(health::HealthArgs),
     /// Shows on this machine, with nothing installed, that nothing is lost when it is killed
     #[cfg(all(feature = "kafka", feature = "sqlite"))]
     Demo(crate::demo::DemoOptions),
 }
 
-#[derive(Args)]
+#[derive(Args, Default)]
 struct RunArgs {
     #[command(flatten)]
     common: CommonArgs,
@@ -63,13 +75,24 @@ struct RunArgs {
     admin: Option<String>,
 }
 
+/// Of commands that ask a running sidecar.
+#[derive(Args, Default)]
+struct AskArgs {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// Where the sidecar's admin API listens; 127.0.0.1:7461 where it is not set
+    /// [env: INBOXD_ADMIN]
+    #[arg(long, value_name = "ADDRESS")]
+    admin: Option<String>,
+}
+
 #[derive(Args)]
 struct MigrateArgs {
     #[command(flatten)]
     common: CommonArgs,
 }
 
-#[derive(Args)]
+#[derive(Args, Default)]
 struct CommonArgs {
     /// A configuration file in TOML [env: INBOXD_CONFIG]
     #[arg(long, value_name = "FILE")]
@@ -84,7 +107,7 @@ struct CommonArgs {
 }
 
 /// The command line's grammar, as clap has it.
-pub fn command() -> clap::Command {
+pub fn grammar() -> clap::Command {
     <Cli as clap::CommandFactory>::command()
 }
 
@@ -93,9 +116,43 @@ pub fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(arguments) => start(run_inputs(arguments), app::run),
         Command::Migrate(arguments) => start(migrate_inputs(arguments), app::migrate),
+        Command::Explain(mut arguments) => {
+            let ask = std::mem::take(&mut arguments.ask);
+            once(explain_inputs(ask), app::EXIT_CONFIG, |config| explain::run(config, arguments))
+        }
+        Command::Drain(mut arguments) => {
+            let ask = std::mem::take(&mut arguments.ask);
+            once(ask_inputs(ask), app::EXIT_CONFIG, |config| drain::run(config, arguments))
+        }
+        Command::Health(mut arguments) => {
+            let ask = std::mem::take(&mut arguments.ask);
+            // What probes make of other codes is their own business.
+            once(ask_inputs(ask), 1, |config| health::run(config, arguments))
+        }
         #[cfg(all(feature = "kafka", feature = "sqlite"))]
         Command::Demo(options) => demo(options),
     }
+}
+
+/// Loads the configuration and runs a command that ends by itself and keeps no log.
+fn once<F>(inputs: Inputs, exit_config: u8, run: impl FnOnce(Config) -> F) -> ExitCode
+where
+    F: Future<Output = ExitCode>,
+{
+    match config::load(inputs) {
+        Ok(config) => on_runtime(run(config)),
+        Err(error) => exit_with(
+            exit_config,
+            &format!("{error}\n({}: docs/errors.md)", ErrorCode::ConfigRefused),
+        ),
+    }
+}
+
+/// Says why a command could not do what it was asked.
+fn exit_with(code: u8, reason: &str) -> ExitCode {
+    let lines: Vec<_> = reason.lines().map(shown).collect();
+    eprintln!("inboxd: {}", lines.join("\n"));
+    ExitCode::from(code)
 }
 
 #[cfg(all(feature = "kafka", feature = "sqlite"))]
@@ -167,6 +224,23 @@ fn run_inputs(arguments: RunArgs) -> Inputs {
     flags.consumer_id = either(arguments.consumer_id, "--consumer-id", "INBOXD_CONSUMER_ID");
     flags.admin = either(arguments.admin, "--admin", "INBOXD_ADMIN");
     inputs(arguments.common, flags, true)
+}
+
+fn ask_inputs(arguments: AskArgs) -> Inputs {
+    let flags =
+        Flags { admin: either(arguments.admin, "--admin", "INBOXD_ADMIN"), ..Flags::default() };
+    inputs(arguments.common, flags, false)
+}
+
+/// The consumer ids are wanted too. A sidecar may have its source from the environment and its
+/// callback from a flag that is not known here.
+fn explain_inputs(arguments: AskArgs) -> Inputs {
+    if variable("INBOXD_CALLBACK").is_none() {
+        return ask_inputs(arguments);
+    }
+    let AskArgs { common, admin } = arguments;
+    let inputs = run_inputs(RunArgs { common, admin, ..RunArgs::default() });
+    Inputs { needs_subscriptions: false, ..inputs }
 }
 
 fn migrate_inputs(arguments: MigrateArgs) -> Inputs {
