@@ -8,6 +8,7 @@ mod bytes;
 mod cost;
 mod database;
 mod demo;
+mod docs;
 mod duplicates;
 mod http;
 mod identity;
