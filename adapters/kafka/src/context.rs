@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use crate::beginning::{self, Begun};
 use crate::commit::{self, Between};
 use crate::config::{KafkaConfig, StartAt};
-use crate::health::Trouble;
+use crate::health::{Trouble, is_unreadable};
 use crate::partitions::{Epoch, Scope};
 use crate::raw;
 use crate::shared::Shared;
@@ -272,9 +272,9 @@ impl ClientContext for Context {
             tracing::warn!(
                 code = ErrorCode::RecordsPassedOver.as_str(),
                 group = %self.settings.group,
-                "RECORDS WERE PASSED OVER: a partition no longer has the offset that was to be read \
-                 next (retention has overtaken it, or the log was cut); reading goes on with the \
-                 oldest record that is left: {line}"
+                "RECORDS MAY HAVE BEEN PASSED OVER: a partition does not have the offset that was to \
+                 be read next (retention has overtaken it, or the log was cut); reading goes on \
+                 with the oldest record that is left: {line}"
             );
             return;
         }
@@ -305,6 +305,7 @@ impl ClientContext for Context {
 
     fn error(&self, error: KafkaError, words: &str) {
         let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Unknown);
+        let news = self.shared.lock().health.error(code, words, Instant::now());
         match (code, Trouble::of(code)) {
             // Told by the consumer's loop, with the reason behind it.
             (RDKafkaErrorCode::Fatal, _) => {}
@@ -326,6 +327,17 @@ impl ClientContext for Context {
                      and it is as soon as it is there: {words}"
                 );
             }
+            _ if is_unreadable(code) => {
+                self.shared.counters.count_unreadable();
+                // librdkafka tries again at once; the same is said once.
+                if news {
+                    tracing::error!(
+                        code = ErrorCode::FrameUndecodable.as_str(),
+                        group = %self.settings.group,
+                        "RECORDS CANNOT BE READ and may be passed over: {words}"
+                    );
+                }
+            }
             (_, Trouble::Passing) => tracing::info!(error = %code, "Kafka: {words}"),
             (_, Trouble::Connection) => tracing::info!(error = %code, "Kafka connection: {words}"),
             // The engine tells it, with the subscription's name, from the status.
@@ -333,7 +345,6 @@ impl ClientContext for Context {
                 tracing::info!(error = %code, "Kafka: {words}");
             }
         }
-        self.shared.lock().health.error(code, words, Instant::now());
         self.shared.publish();
     }
 }

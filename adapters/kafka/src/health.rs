@@ -5,6 +5,7 @@
 //!
 //! What it does not do: it heals nothing; librdkafka reconnects and rejoins by itself.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use inboxd_contract::{ErrorCode, SourcePhase};
@@ -33,6 +34,12 @@ pub(crate) struct Health {
     last_error: Option<String>,
     reconnects: u64,
     closed: bool,
+    /// Topics whose records wait for an identity, and why.
+    withheld: BTreeMap<String, String>,
+    /// Topics that are named and not there, or not for us, and why.
+    missing: BTreeMap<String, String>,
+    /// All topics that are named are among those, and no pattern could match another.
+    nothing_there: bool,
 }
 
 /// What an error means.
@@ -60,6 +67,7 @@ impl Trouble {
             | Code::TopicAuthorizationFailed
             | Code::GroupAuthorizationFailed
             | Code::ClusterAuthorizationFailed => Self::Operator,
+            _ if is_unreadable(code) => Self::Operator,
             Code::BrokerTransportFailure | Code::Resolve | Code::OperationTimedOut => {
                 Self::Connection
             }
@@ -75,8 +83,15 @@ fn operators_code(code: RDKafkaErrorCode) -> ErrorCode {
         Code::Authentication | Code::SaslAuthenticationFailed | Code::UnsupportedSASLMechanism => {
             ErrorCode::SourceLoginRefused
         }
+        _ if is_unreadable(code) => ErrorCode::FrameUndecodable,
         _ => ErrorCode::SourceForbidden,
     }
+}
+
+/// Records came that librdkafka cannot read; it goes on behind them.
+pub(crate) fn is_unreadable(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(code, Code::BadMessage | Code::BadCompression | Code::InvalidMessage)
 }
 
 impl Health {
@@ -92,24 +107,36 @@ impl Health {
             last_error: None,
             reconnects: 0,
             closed: false,
+            withheld: BTreeMap::new(),
+            missing: BTreeMap::new(),
+            nothing_there: false,
         }
     }
 
-    /// librdkafka reported an error.
-    pub(crate) fn error(&mut self, code: RDKafkaErrorCode, words: &str, now: Instant) {
-        let words = format!("{words} ({code})");
+    /// librdkafka reported an error. True if an operator has not been told of it yet.
+    pub(crate) fn error(&mut self, code: RDKafkaErrorCode, words: &str, now: Instant) -> bool {
+        let words = match is_unreadable(code) {
+            false => format!("{words} ({code})"),
+            true => format!(
+                "records cannot be read, and may be passed over: {words} ({code}); look at the \
+                 topic's log at that offset"
+            ),
+        };
+        let mut news = true;
         match Trouble::of(code) {
             Trouble::Down => {
                 self.alive = false;
                 self.last_error.get_or_insert(words);
             }
             Trouble::Operator => {
+                news = self.trouble.as_ref().is_none_or(|(before, _)| *before != words);
                 self.trouble = Some((words, now));
                 self.trouble_code = operators_code(code);
             }
             Trouble::Connection => self.last_error = Some(words),
             Trouble::Passing => {}
         }
+        news
     }
 
     /// Statistics came.
@@ -175,7 +202,11 @@ impl Health {
             return (SourcePhase::Closed, "closed".into());
         }
         if let Some((trouble, _)) = &self.trouble {
-            return (SourcePhase::Failing, format!("Kafka refuses: {trouble}"));
+            let words = match self.trouble_code {
+                ErrorCode::FrameUndecodable => trouble.clone(),
+                _ => format!("Kafka refuses: {trouble}"),
+            };
+            return (SourcePhase::Failing, words);
         }
         if !self.alive {
             let silence = match self.was_alive {
@@ -185,11 +216,41 @@ impl Health {
             let words = self.last_error.as_deref().unwrap_or(silence);
             return (SourcePhase::Connecting, format!("no Kafka broker answers: {words}"));
         }
+        let withheld = self.withheld.iter().map(|(topic, why)| {
+            format!("records of topic {topic} wait: its positions cannot be identified ({why})")
+        });
+        let missing = self.missing.iter().map(|(topic, why)| {
+            format!("topic {topic} is not consumed: {why}; check its name and the rights to it")
+        });
+        let words: Vec<_> = missing.chain(withheld).collect();
+        let words = words.join("; ");
+        if self.nothing_there {
+            // The group is not even joined then.
+            return (SourcePhase::Failing, words);
+        }
         if !self.joined {
             let group = &self.group;
             return (SourcePhase::Connecting, format!("not a member of the group {group} yet"));
         }
-        (SourcePhase::Ready, String::new())
+        (SourcePhase::Ready, words)
+    }
+
+    /// Of which topics the records wait for an identity, and why; replaces what was told before.
+    pub(crate) fn withheld(&mut self, withheld: BTreeMap<String, String>) {
+        self.withheld = withheld;
+    }
+
+    /// Which named topics are not there, and why; replaces what was told before. Answers those
+    /// that are new.
+    pub(crate) fn missing(
+        &mut self,
+        missing: BTreeMap<String, String>,
+        nothing_there: bool,
+    ) -> Vec<(String, String)> {
+        let before = std::mem::replace(&mut self.missing, missing);
+        self.nothing_there = nothing_there;
+        let new = self.missing.iter().filter(|(topic, _)| !before.contains_key(*topic));
+        new.map(|(topic, why)| (topic.clone(), why.clone())).collect()
     }
 }
 
@@ -214,6 +275,37 @@ mod tests {
         health.observe(true, true, now);
         assert_eq!(health.phase(None).0, SourcePhase::Ready);
         assert_eq!(health.reconnects(), 1);
+    }
+
+    /// Not ready for a while: whoever watches must have the time to see it.
+    #[test]
+    fn records_that_cannot_be_read_are_said() {
+        let now = Instant::now();
+        let mut health = Health::new("g");
+        health.observe(true, true, now);
+        health.error(RDKafkaErrorCode::BadMessage, "MessageSet at offset 5", now);
+        let (phase, reason) = health.phase(None);
+        assert_eq!(phase, SourcePhase::Failing);
+        assert!(reason.contains("offset 5") && reason.contains("cannot be read"), "{reason}");
+        health.observe(true, true, now + TROUBLE_LASTS * 2);
+        assert_eq!(health.phase(None), (SourcePhase::Ready, String::new()));
+    }
+
+    #[test]
+    fn a_missing_topic_is_said_once_and_is_no_failure_while_others_flow() {
+        let now = Instant::now();
+        let mut health = Health::new("g");
+        health.observe(true, true, now);
+        let missing = || [("orders".to_owned(), "it does not exist".to_owned())].into();
+        assert_eq!(health.missing(missing(), false).len(), 1);
+        assert_eq!(health.missing(missing(), false).len(), 0, "told before");
+        let (phase, reason) = health.phase(None);
+        assert_eq!(phase, SourcePhase::Ready);
+        assert!(reason.contains("orders"), "{reason}");
+        health.missing(missing(), true);
+        assert_eq!(health.phase(None).0, SourcePhase::Failing, "nothing can be consumed");
+        health.missing(BTreeMap::new(), false);
+        assert_eq!(health.phase(None), (SourcePhase::Ready, String::new()));
     }
 
     #[test]

@@ -5,58 +5,91 @@
 //! has grown beyond it looks like the old log, and its first records would never be read. The
 //! topic's id tells the two apart.
 //!
-//! Invariants: asked without waiting, so that polling goes on; a topic's new id is believed only
-//! when all its partitions have been set back.
+//! Invariants: asked without waiting, so that polling goes on; each partition of a topic that was
+//! made again is set back once, and tried again alone where that fails; an id that another has
+//! followed is never believed again, for brokers learn of a new topic one after the other.
+//!
+//! Besides, the same answers tell which of the topics that are named are not there.
 //!
 //! What it does not see: a topic made again before its id was known, or where the cluster tells
 //! none; the few records that are read between the making and the next answer, which are read
 //! once more.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use inboxd_contract::ErrorCode;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::topic_partition_list::Offset;
+use rdkafka::error::KafkaError;
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tokio::time::Instant;
 
 use crate::context::Context;
-use crate::raw::{PendingTopicIds, TopicIds};
+use crate::raw::{PendingTopicIds, TopicIdError, TopicIds};
 use crate::shared::Shared;
 
 /// Between two questions while all is known.
 const EVERY: Duration = Duration::from_secs(5);
-/// While a topic's id is not known yet, or could not be acted upon.
+/// While a topic's id is not known yet, or a partition could not be set back.
 const SOON: Duration = Duration::from_secs(1);
 /// Each question without an answer doubles the time to the next, this often at most.
-const DOUBLINGS_MAX: u32 = 7;
+const DOUBLINGS_MAX: u32 = 3;
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
-const SEEK_TIMEOUT: Duration = Duration::from_secs(2);
+const SEEK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// See the module.
 pub(crate) struct Incarnations {
+    /// The topics that are named, patterns left out.
+    named: Vec<String>,
+    /// A pattern may match others.
+    pattern: bool,
     asked: Option<PendingTopicIds>,
     known: HashMap<Arc<str>, String>,
+    /// Ids that others have followed.
+    gone: HashMap<Arc<str>, HashSet<String>>,
+    /// Partitions that are to be set back yet.
+    back: BTreeSet<(Arc<str>, i32)>,
+    back_from: Instant,
     next: Instant,
     unanswered: u32,
 }
 
 impl Incarnations {
-    pub(crate) fn new() -> Self {
-        Self { asked: None, known: HashMap::new(), next: Instant::now(), unanswered: 0 }
+    /// `topics` are names, and patterns that begin with `^`.
+    pub(crate) fn new(topics: &[String]) -> Self {
+        let (patterns, named): (Vec<_>, Vec<_>) =
+            topics.iter().cloned().partition(|topic| topic.starts_with('^'));
+        Self {
+            named,
+            pattern: !patterns.is_empty(),
+            asked: None,
+            known: HashMap::new(),
+            gone: HashMap::new(),
+            back: BTreeSet::new(),
+            back_from: Instant::now(),
+            next: Instant::now(),
+            unanswered: 0,
+        }
+    }
+
+    /// The ids that topics are known to have.
+    pub(crate) fn known(&mut self) -> &mut HashMap<Arc<str>, String> {
+        &mut self.known
     }
 
     /// Asks now and then, and acts on the answer.
     pub(crate) fn turn(&mut self, consumer: &BaseConsumer<Context>, shared: &Shared) {
+        self.go_back(consumer, shared);
         if let Some(asked) = &self.asked {
             let Some(answer) = asked.poll(Duration::ZERO) else { return };
             self.asked = None;
             match answer {
                 Ok(ids) => {
                     self.unanswered = 0;
-                    let all = self.hear(ids, consumer, shared);
-                    self.next = Instant::now() + if all { EVERY } else { SOON };
+                    self.next = Instant::now() + EVERY;
+                    self.note_missing(&ids, shared);
+                    self.hear(ids, shared);
                 }
                 Err(why) => {
                     let wait = EVERY.saturating_mul(1 << self.unanswered.min(DOUBLINGS_MAX));
@@ -72,8 +105,9 @@ impl Incarnations {
 
     fn ask(&mut self, consumer: &BaseConsumer<Context>, shared: &Shared) {
         let assigned = shared.lock().partitions.assigned();
-        let topics: BTreeSet<Arc<str>> = assigned.into_iter().map(|(topic, _)| topic).collect();
+        let mut topics: BTreeSet<Arc<str>> = assigned.into_iter().map(|(topic, _)| topic).collect();
         self.known.retain(|topic, _| topics.contains(topic));
+        topics.extend(self.named.iter().map(|topic| Arc::from(topic.as_str())));
         self.next = Instant::now() + SOON;
         if !topics.is_empty() {
             let topics: Vec<&str> = topics.iter().map(|topic| &**topic).collect();
@@ -81,45 +115,109 @@ impl Incarnations {
         }
     }
 
-    /// True if there is nothing left to be asked again soon.
-    fn hear(&mut self, ids: TopicIds, consumer: &BaseConsumer<Context>, shared: &Shared) -> bool {
-        let mut all = true;
+    /// Says which topics that are named are not there.
+    fn note_missing(&self, ids: &TopicIds, shared: &Shared) {
+        let missing: BTreeMap<String, String> = self
+            .named
+            .iter()
+            .filter_map(|topic| match ids.get(topic) {
+                Some(Err(TopicIdError::NotThere(_))) => {
+                    Some((topic.clone(), "it does not exist".into()))
+                }
+                Some(Err(TopicIdError::Forbidden(words))) => Some((topic.clone(), words.clone())),
+                _ => None,
+            })
+            .collect();
+        let nothing_there = !self.pattern && missing.len() == self.named.len();
+        let new = shared.lock().health.missing(missing, nothing_there);
+        for (topic, why) in new {
+            tracing::warn!(
+                code = ErrorCode::TopicMissing.as_str(),
+                topic,
+                why,
+                "a topic that is named cannot be consumed; the others are, and this one as soon as \
+                 it can be"
+            );
+        }
+    }
+
+    fn hear(&mut self, ids: TopicIds, shared: &Shared) {
+        let assigned = shared.lock().partitions.assigned();
         for (topic, id) in ids {
             // Deleted and not made again yet, or nothing that we may know.
             let Ok(id) = id else { continue };
-            match self.known.get(&*topic) {
-                Some(known) if *known == id => continue,
-                Some(_) if !begin_again(&topic, consumer, shared) => all = false,
-                _ => {
-                    self.known.insert(topic.into(), id);
-                    shared.counters.count_topic_id();
-                }
+            let mut ours = assigned.iter().filter(|(of, _)| **of == *topic).peekable();
+            let Some((topic, _)) = ours.peek() else { continue };
+            let topic = Arc::clone(topic);
+            if self.gone.get(&topic).is_some_and(|gone| gone.contains(&id)) {
+                continue;
+            }
+            let before = self.known.insert(Arc::clone(&topic), id.clone());
+            if before.as_ref() == Some(&id) {
+                continue;
+            }
+            shared.counters.count_topic_id();
+            if let Some(before) = before {
+                tracing::warn!(
+                    code = ErrorCode::TopicRemade.as_str(),
+                    topic = &*topic,
+                    "the topic was made again; its partitions are read from their beginning"
+                );
+                self.gone.entry(topic).or_default().insert(before);
+                self.back.extend(ours.cloned());
             }
         }
-        all
+    }
+
+    /// Sets back what is to be; what cannot be now is tried again.
+    fn go_back(&mut self, consumer: &BaseConsumer<Context>, shared: &Shared) {
+        if self.back.is_empty() || Instant::now() < self.back_from {
+            return;
+        }
+        let assigned: BTreeSet<_> = shared.lock().partitions.assigned().into_iter().collect();
+        self.back.retain(|place| assigned.contains(place));
+        if self.back.is_empty() {
+            return;
+        }
+        self.back_from = Instant::now() + SOON;
+        let done = match set_back(consumer, &self.back) {
+            Ok(done) => done,
+            Err(error) => {
+                tracing::warn!(
+                    code = ErrorCode::TopicRemade.as_str(),
+                    %error,
+                    "partitions of a topic that was made again cannot be set back; trying again"
+                );
+                return;
+            }
+        };
+        for (topic, partition) in done {
+            shared.start_over(&topic, partition);
+            self.back.remove(&(Arc::from(topic), partition));
+        }
+        if let Some((topic, partition)) = self.back.first() {
+            tracing::warn!(
+                code = ErrorCode::TopicRemade.as_str(),
+                topic = &**topic,
+                partition,
+                left = self.back.len(),
+                "not all partitions of a topic that was made again are set back; trying again"
+            );
+        }
     }
 }
 
-/// Sets all partitions of a topic back to their beginning. False if one could not be.
-fn begin_again(topic: &str, consumer: &BaseConsumer<Context>, shared: &Shared) -> bool {
-    let assigned = shared.lock().partitions.assigned();
-    let mut all = true;
-    for (_, partition) in assigned.into_iter().filter(|(assigned, _)| **assigned == *topic) {
-        match consumer.seek(topic, partition, Offset::Beginning, SEEK_TIMEOUT) {
-            Ok(()) => {
-                shared.start_over(topic, partition);
-                tracing::warn!(
-                    code = ErrorCode::TopicRemade.as_str(),
-                    topic,
-                    partition,
-                    "the topic was made again; read from its beginning"
-                );
-            }
-            Err(error) => {
-                all = false;
-                tracing::warn!(code = ErrorCode::TopicRemade.as_str(), topic, partition, %error, "the topic was made again; trying to go back");
-            }
-        }
+/// Those that could be set back.
+fn set_back(
+    consumer: &BaseConsumer<Context>,
+    places: &BTreeSet<(Arc<str>, i32)>,
+) -> Result<Vec<(String, i32)>, KafkaError> {
+    let mut list = TopicPartitionList::with_capacity(places.len());
+    for (topic, partition) in places {
+        list.add_partition_offset(topic, *partition, Offset::Beginning)?;
     }
-    all
+    let answered = consumer.seek_partitions(list, SEEK_TIMEOUT)?;
+    let elements = answered.elements();
+    let done = elements.iter().filter(|element| element.error().is_ok());
+    Ok(done.map(|element| (element.topic().to_owned(), element.partition())).collect())
 }

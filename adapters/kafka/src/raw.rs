@@ -156,28 +156,31 @@ pub(crate) fn metadata(list: &TopicPartitionList) -> Vec<(String, i32, Vec<u8>)>
         .collect()
 }
 
-/// Why a topic's id is not known.
+/// Why a topic's id is not known, in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum TopicIdError {
     /// The cluster did not answer: ask again.
     NoAnswer(String),
-    /// It answered that it has none, or that we may not know it.
-    Refused(String),
+    /// It answered that there is no such topic.
+    NotThere(String),
+    /// It answered that we may not know the topic.
+    Forbidden(String),
+    /// It answered that it gives topics no ids.
+    NoId(String),
 }
 
-/// The ids of these topics, each in base64url; asks the broker, for at most `timeout`.
-pub(crate) fn topic_ids<C: ClientContext>(
-    client: &Client<C>,
-    topics: &[&str],
-    timeout: Duration,
-) -> Result<TopicIds, TopicIdError> {
-    let pending = PendingTopicIds::send(client, topics, timeout);
-    // The client itself answers at the timeout; the second is for its thread's turn.
-    let answer = pending.poll(timeout + Duration::from_secs(1));
-    answer.unwrap_or_else(|| Err(TopicIdError::NoAnswer("no answer in time".into())))
+impl TopicIdError {
+    /// The words.
+    pub(crate) fn words(&self) -> &str {
+        let (Self::NoAnswer(words)
+        | Self::NotThere(words)
+        | Self::Forbidden(words)
+        | Self::NoId(words)) = self;
+        words
+    }
 }
 
-/// By topic.
+/// The ids of topics, each in base64url, or why not.
 pub(crate) type TopicIds = HashMap<String, Result<String, TopicIdError>>;
 
 /// A question for the ids of topics that was sent and is not answered yet. Dropped: the answer
@@ -245,7 +248,7 @@ fn described(event: &Event) -> Result<TopicIds, TopicIdError> {
             let words = text(sys::rd_kafka_event_error_string(event.0));
             return Err(match RDKafkaErrorCode::from(error) {
                 // The broker's version lacks the call.
-                RDKafkaErrorCode::UnsupportedFeature => TopicIdError::Refused(words),
+                RDKafkaErrorCode::UnsupportedFeature => TopicIdError::NoId(words),
                 _ => TopicIdError::NoAnswer(words),
             });
         }
@@ -276,7 +279,8 @@ unsafe fn topic_id(topic: *const sys::rd_kafka_TopicDescription_t) -> Result<Str
             if code != RD_KAFKA_RESP_ERR_NO_ERROR {
                 let words = text(sys::rd_kafka_error_string(error));
                 return Err(match RDKafkaErrorCode::from(code) {
-                    RDKafkaErrorCode::TopicAuthorizationFailed => TopicIdError::Refused(words),
+                    RDKafkaErrorCode::TopicAuthorizationFailed => TopicIdError::Forbidden(words),
+                    RDKafkaErrorCode::UnknownTopicOrPartition => TopicIdError::NotThere(words),
                     _ => TopicIdError::NoAnswer(words),
                 });
             }
@@ -286,7 +290,7 @@ unsafe fn topic_id(topic: *const sys::rd_kafka_TopicDescription_t) -> Result<Str
             || (sys::rd_kafka_Uuid_most_significant_bits(id) == 0
                 && sys::rd_kafka_Uuid_least_significant_bits(id) == 0);
         if zero {
-            return Err(TopicIdError::Refused("the broker gives topics no id".into()));
+            return Err(TopicIdError::NoId("the broker gives topics no id".into()));
         }
         // As Kafka's own tools print it.
         let id = text(sys::rd_kafka_Uuid_base64str(id));

@@ -20,7 +20,6 @@ use crate::config::{KafkaConfig, StartAt};
 use crate::context::{Context, Settings};
 use crate::health::Health;
 use crate::horizon;
-use crate::identity::Identity;
 use crate::partitions::Partitions;
 use crate::shared::{End, KafkaCounters, Shared};
 use crate::worker::{Joining, Worker};
@@ -76,15 +75,13 @@ impl KafkaSource {
                 .map_err(|error| refused(&cannot_subscribe(&joining.topics), error))?;
             joining.topics.clear();
         }
-        let identity = notes
-            .filter(|_| config.position_identity)
-            .map(|(notes, runtime)| Identity::new(notes, runtime));
-        let theirs = Arc::clone(&shared);
+        let identified = notes.filter(|_| config.position_identity);
+        let (theirs, named) = (Arc::clone(&shared), config.topics.clone());
         let (done, ended) = oneshot::channel();
         std::thread::Builder::new()
             .name("inboxd-kafka".into())
             .spawn(move || {
-                Worker::new(consumer, theirs, settings, identity, joining).run(done);
+                Worker::new(consumer, theirs, settings, identified, joining, &named).run(done);
             })
             .map_err(|error| refused("cannot start the Kafka consumer's thread", error))?;
         Ok(Self { shared, client, topics: config.topics, done: Some(ended) })

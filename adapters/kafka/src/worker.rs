@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use inboxd_contract::{Envelope, ErrorCode, Origin};
+use inboxd_contract::{Envelope, ErrorCode, Notes, Origin};
 use rdkafka::Message;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
 use rdkafka::message::BorrowedMessage;
 use rdkafka::topic_partition_list::TopicPartitionList;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -78,23 +79,25 @@ pub(crate) struct Joining {
 }
 
 impl Worker {
+    /// Of `named` topics those that are not there are told; with `identified`, positions are.
     pub(crate) fn new(
         consumer: BaseConsumer<Context>,
         shared: Arc<Shared>,
         settings: Arc<Settings>,
-        identity: Option<Identity>,
+        identified: Option<(Arc<dyn Notes>, Handle)>,
         joining: Joining,
+        named: &[String],
     ) -> Self {
         let Joining { topics, wait_until_asked, beginning } = joining;
         let now = Instant::now();
         Self {
             sent: None,
-            incarnations: Incarnations::new(),
+            incarnations: Incarnations::new(named),
             consumer,
             next_commit: now + settings.commit_interval,
             shared,
             settings,
-            identity,
+            identity: identified.map(|(notes, runtime)| Identity::new(notes, runtime)),
             all_topics: topics.clone(),
             topics,
             wait_until_asked,
@@ -184,7 +187,8 @@ impl Worker {
     /// Finds out what makes positions an identity, where that is asked for.
     fn identify(&mut self) {
         let Some(identity) = &mut self.identity else { return };
-        match identity.turn(self.consumer.client(), &self.shared) {
+        let known = self.incarnations.known();
+        match identity.turn(self.consumer.client(), &self.shared, known) {
             Outcome::Nothing => {}
             Outcome::Found => self.shared.notify_arrived(),
             Outcome::Failed(why) => self.shared.fail_as(ErrorCode::PositionsLost, why),
@@ -324,4 +328,22 @@ fn receive(shared: &Shared, topic: &Arc<str>, message: &BorrowedMessage<'_>) -> 
     let timestamp = message.timestamp().to_millis();
     let received_at = Instant::now();
     shared.receive(Record { topic, partition, offset, timestamp, envelope, received_at })
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::ClientConfig;
+
+    use super::*;
+
+    /// The call succeeds as a whole whatever becomes of its members.
+    #[test]
+    fn a_partition_that_is_not_paused_is_noticed_though_the_call_succeeds() {
+        let consumer: BaseConsumer =
+            ClientConfig::new().set("group.id", "g").create().expect("a consumer");
+        let mut list = TopicPartitionList::new();
+        list.add_partition("not ours", 3);
+        consumer.pause(&list).expect("as a whole");
+        assert_eq!(refused(&list), [("not ours".to_owned(), 3)]);
+    }
 }

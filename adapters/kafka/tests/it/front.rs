@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
 use inboxd_conformance::net::Proxy;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -14,6 +14,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 
 const HOST: &[u8] = b"127.0.0.1";
+/// What is changed on its way, so that a record's checksum is wrong.
+pub const CORRUPTED: &str = "corrupted on its way";
 const API_VERSIONS: u16 = 18;
 const SASL_HANDSHAKE: u16 = 17;
 const SASL_AUTHENTICATE: u16 = 36;
@@ -22,6 +24,8 @@ const SASL_AUTHENTICATION_FAILED: u16 = 58;
 /// A broker behind a [`Proxy`]; dropped, both are gone.
 pub struct FrontedBroker {
     pub proxy: Proxy,
+    /// Records with [`CORRUPTED`] in them are changed on their way.
+    pub corrupts: Arc<AtomicBool>,
     accepting: JoinHandle<()>,
 }
 
@@ -41,16 +45,20 @@ impl FrontedBroker {
         let advertised = Arc::new(AtomicU16::new(0));
         let proxy = Proxy::start(front).await;
         advertised.store(proxy.port(), Ordering::SeqCst);
+        let corrupts = Arc::new(AtomicBool::new(false));
+        let corrupting = Arc::clone(&corrupts);
         let accepting = tokio::spawn(async move {
             let mut running = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
                 let (advertised, login) = (Arc::clone(&advertised), Arc::clone(&login));
+                let corrupting = Arc::clone(&corrupting);
                 running.spawn(async move {
-                    let _ = forward(client, port, &advertised, login.as_deref()).await;
+                    let _ =
+                        forward(client, port, (&advertised, &corrupting), login.as_deref()).await;
                 });
             }
         });
-        Self { proxy, accepting }
+        Self { proxy, corrupts, accepting }
     }
 
     /// What clients are told.
@@ -68,7 +76,7 @@ impl Drop for FrontedBroker {
 async fn forward(
     mut client: TcpStream,
     port: u16,
-    advertised: &AtomicU16,
+    (advertised, corrupts): (&AtomicU16, &AtomicBool),
     login: Option<&[u8]>,
 ) -> io::Result<()> {
     let mut broker = TcpStream::connect(("127.0.0.1", port)).await?;
@@ -82,6 +90,9 @@ async fn forward(
         loop {
             let mut frame = read(&mut from_broker).await?;
             replace(&mut frame, port, advertised.load(Ordering::SeqCst));
+            if corrupts.load(Ordering::SeqCst) {
+                corrupt(&mut frame);
+            }
             write(&mut to_client, &frame).await?;
         }
     };
@@ -134,6 +145,13 @@ async fn read(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
 async fn write(to: &mut (impl AsyncWrite + Unpin), frame: &[u8]) -> io::Result<()> {
     let size = u32::try_from(frame.len()).map_err(io::Error::other)?;
     to.write_all(&[&size.to_be_bytes(), frame].concat()).await
+}
+
+fn corrupt(frame: &mut [u8]) {
+    let found = frame.windows(CORRUPTED.len()).position(|part| part == CORRUPTED.as_bytes());
+    if let Some(found) = found {
+        frame[found] ^= 1;
+    }
 }
 
 /// Every `host` that is followed by `old` as a big-endian number of four bytes.

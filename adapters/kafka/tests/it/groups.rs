@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use inboxd_conformance::{ensure, eventually};
-use inboxd_contract::{ErrorClass, Source};
+use inboxd_contract::{ErrorClass, Source, SourceStatus};
 use inboxd_kafka::KafkaSource;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -357,7 +357,9 @@ async fn an_offset_committed_beside_another_inbox_is_noticed() {
     config.commit_metadata = Some("inbox-of-ours".into());
     let mut source = start(config.clone());
     assert_eq!(settle(&mut source, 1).await, ["a"]);
-    assert_eq!(source.counters().foreign_commits(), 1);
+    let counted =
+        |status: &SourceStatus| status.counts.foreign_commits == 1 && status.counts.rebalances >= 1;
+    timeout(PATIENCE, source.status().wait_for(counted)).await.expect("told").expect("it lives");
     close(source).await;
     assert_eq!(place.committed(0).await, Some((1, "inbox-of-ours".into())));
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use inboxd_conformance::{ensure, eventually};
-use inboxd_contract::{Delivery, ErrorClass, Notes, Origin, Source};
+use inboxd_contract::{Delivery, ErrorClass, Notes, Origin, Source, SourcePhase, SourceStatus};
 use inboxd_kafka::{KafkaConfig, KafkaSource};
 use rdkafka::admin::AdminOptions;
 use tokio::time::timeout;
@@ -186,5 +186,110 @@ async fn no_scope_is_given_that_was_not_asked_for() {
     let came = take(&mut source, 1).await;
     let Origin::Kafka { position_scope, .. } = &came[0].envelope.origin else { panic!("kafka") };
     assert_eq!(*position_scope, None);
+    close(source).await;
+}
+
+/// One topic that cannot be identified holds up its own records and no others, and is named.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_that_cannot_be_identified_holds_up_no_other() {
+    const COUNT: usize = 3_000;
+    let (place, other) = (Place::new(1).await, Place::new(1).await);
+    let notes = Arc::new(Memory::default());
+    *notes.refused.lock().expect("no panic") = Some(place.topic.clone());
+    // More than waits for the engine at most.
+    place.produce(0, &numbered("held", COUNT)).await;
+    let mut config = place.config();
+    config.topics.push(other.topic.clone());
+    let mut source = identified(config, &notes);
+    let withheld = |status: &SourceStatus| {
+        let paused = status.partitions.iter().filter(|report| report.paused).count();
+        status.phase == SourcePhase::Ready && status.reason.contains(&place.topic) && paused == 1
+    };
+    timeout(PATIENCE, source.status().wait_for(withheld)).await.expect("said").expect("it lives");
+    other.produce(0, &numbered("o", COUNT)).await;
+    let mut came = Vec::new();
+    while came.len() < COUNT {
+        for delivery in take(&mut source, 1).await {
+            came.extend(ids(std::slice::from_ref(&delivery)));
+            delivery.acker.ack();
+        }
+    }
+    assert_eq!(came, numbered("o", COUNT), "the other topic's, and nothing else");
+
+    *notes.refused.lock().expect("no panic") = None;
+    let held = take(&mut source, COUNT).await;
+    assert_eq!(ids(&held), numbered("held", COUNT));
+    assert!(held.iter().all(|delivery| !scope(delivery).is_empty()));
+    held.into_iter().for_each(|delivery| delivery.acker.ack());
+    let over = |status: &SourceStatus| {
+        status.reason.is_empty() && status.partitions.iter().all(|report| !report.paused)
+    };
+    timeout(PATIENCE, source.status().wait_for(over)).await.expect("over").expect("it lives");
+    close(source).await;
+}
+
+/// A broker that has not heard yet that a topic was made again tells the old id.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_id_that_another_has_followed_is_not_believed() {
+    let place = Place::new(1).await;
+    let notes = Arc::new(Memory::default());
+    place.produce(0, &["old"]).await;
+    let mut source = identified(place.config(), &notes);
+    let old = take(&mut source, 1).await;
+    let first = scope(&old[0]);
+    drop(old);
+    close(source).await;
+    delete_topic(&place).await;
+    create_topic(&place.brokers, &place.topic, 1).await;
+    place.produce(0, &["new"]).await;
+    let mut source = identified(place.config(), &notes);
+    let new = take(&mut source, 1).await;
+    assert_ne!(scope(&new[0]), first);
+    close(source).await;
+    let (_, id) = first.split_once('/').expect("cluster and topic");
+    let gone = notes.all().into_keys().find(|key| key.contains("gone") && key.ends_with(id));
+    assert!(gone.is_some(), "{:?}", notes.all());
+
+    // As if what the brokers tell now were out of date.
+    let (_, told) =
+        scope(&new[0]).split_once('/').map(|(a, b)| (a.to_owned(), b.to_owned())).expect("two");
+    let key = gone.map(|key| key.replace(id, &told)).expect("looked at above");
+    drop(new);
+    notes.with(|notes| drop(notes.insert(key.clone(), "gone".into())));
+    let mut source = identified(place.config(), &notes);
+    let told = |status: &SourceStatus| status.reason.contains("was deleted");
+    timeout(PATIENCE, source.status().wait_for(told)).await.expect("said").expect("it lives");
+    let nothing = timeout(Duration::from_millis(500), source.next_batch(WIDE)).await;
+    assert!(nothing.is_err(), "nothing is handed out under an id that is out of date");
+    notes.with(|notes| drop(notes.remove(&key)));
+    assert_eq!(ids(&take(&mut source, 1).await), ["new"]);
+    close(source).await;
+}
+
+/// A slow database, and more partitions than it can answer for in a second: the loop turns.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_database_stops_no_polling() {
+    const PARTITIONS: i32 = 100;
+    let mock = Mock::start();
+    let topic = inboxd_conformance::servers::unique("slow");
+    mock.create_topic(&topic, PARTITIONS).await;
+    let records: Vec<_> = (0..PARTITIONS).map(|n| Out::new(n, &format!("m{n}"))).collect();
+    Producer::new(&mock.brokers, &[]).produce(&topic, &records).await;
+    let notes = Arc::new(Memory::default());
+    *notes.slow.lock().expect("no panic") = Duration::from_millis(100);
+    let mut source = identified(config(&mock.brokers, &topic, &topic), &notes);
+    let (mut turned, mut longest) = (source.status().borrow().turned_at, Duration::ZERO);
+    let mut came = 0;
+    while came < PARTITIONS {
+        let batch = timeout(Duration::from_millis(200), source.next_batch(WIDE)).await;
+        for delivery in batch.into_iter().flat_map(|batch| batch.expect("the source goes on")) {
+            came += 1;
+            delivery.acker.ack();
+        }
+        let at = source.status().borrow().turned_at;
+        longest = longest.max(at - turned);
+        turned = at;
+    }
+    assert!(longest < Duration::from_secs(2), "the loop stood still for {longest:?}");
     close(source).await;
 }

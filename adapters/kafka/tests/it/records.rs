@@ -1,15 +1,18 @@
 //! What records carry and how they come: codecs, transactions, one at a time, restarts.
 
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use inboxd_contract::{RedeliveryHorizon, Source};
+use inboxd_contract::{RedeliveryHorizon, Source, SourcePhase, SourceStatus};
 use rdkafka::producer::Producer as _;
 use tokio::time::{Instant, timeout};
 
+use crate::front::{CORRUPTED, FrontedBroker};
 use crate::produce::{Out, Producer};
 use crate::support::{
-    PATIENCE, Place, blocking, close, ids, numbered, properties, ready, settle, start, take,
+    PATIENCE, Place, blocking, close, config, ids, numbered, properties, ready, settle, start, take,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -25,6 +28,35 @@ async fn every_codec_is_read() {
         assert!(came.envelope.body.as_ref() == Some(&body), "{codec} changed the body");
         came.acker.ack();
     }
+    close(source).await;
+}
+
+/// Records that come broken are counted, and the source is not ready; what is whole comes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_that_cannot_be_read_are_no_silence() {
+    let place = Place::new(1).await;
+    let front = FrontedBroker::start(&place.brokers).await;
+    let mut config = config(&front.address(), &place.topic, &place.group);
+    config.properties.insert("check.crcs".into(), "true".into());
+    let mut source = start(config);
+    place.produce(0, &["a"]).await;
+    assert_eq!(settle(&mut source, 1).await, ["a"]);
+    front.corrupts.store(true, Ordering::SeqCst);
+    place.produce(0, &[CORRUPTED]).await;
+    let failing = |status: &SourceStatus| {
+        status.phase == SourcePhase::Failing && status.reason.contains("offset 1")
+    };
+    timeout(PATIENCE, source.status().wait_for(failing)).await.expect("said").expect("it lives");
+    assert!(source.counters().unreadable() >= 1);
+    front.corrupts.store(false, Ordering::SeqCst);
+    place.produce(0, &["b"]).await;
+    // Reading may have begun again with the oldest record.
+    let mut came = BTreeSet::new();
+    while came.len() < 3 {
+        came.extend(settle(&mut source, 1).await);
+        came.insert("a".into());
+    }
+    assert!(came.contains(CORRUPTED) && came.contains("b"), "{came:?}");
     close(source).await;
 }
 
@@ -133,6 +165,8 @@ async fn what_is_released_comes_again_before_what_is_behind_it() {
     assert_eq!(released, 3);
     let again = take(&mut source, 5).await;
     assert_eq!(ids(&again), ["m1", "m2", "m3", "m4", "m5"]);
+    let counted = |status: &SourceStatus| status.counts.releases == 3;
+    timeout(PATIENCE, source.status().wait_for(counted)).await.expect("counted").expect("it lives");
     again.into_iter().for_each(|delivery| delivery.acker.ack());
     place.wait_committed(0, 6).await;
     close(source).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inboxd_contract::{ErrorClass, Source};
+use inboxd_contract::{ErrorClass, Source, SourcePhase, SourceStatus};
 use inboxd_kafka::StartAt;
 use rdkafka::admin::{AdminOptions, NewPartitions};
 use tokio::time::timeout;
@@ -57,12 +57,36 @@ async fn a_topic_that_is_missing_holds_up_no_other() {
     let mut source = start(config);
     place.produce(0, &["here"]).await;
     assert_eq!(settle(&mut source, 1).await, ["here"]);
-    ready(&source).await;
+    // Ready, and says what is missing.
+    let named = |status: &SourceStatus| {
+        status.phase == SourcePhase::Ready && status.reason.contains(&missing)
+    };
+    timeout(PATIENCE, source.status().wait_for(named)).await.expect("named").expect("it lives");
 
     create_topic(&place.brokers, &missing, 1).await;
     let later = Place { topic: missing, ..place.clone() };
     later.produce(0, &["there"]).await;
     assert_eq!(settle(&mut source, 1).await, ["there"]);
+    let over = |status: &SourceStatus| status.reason.is_empty();
+    timeout(PATIENCE, source.status().wait_for(over)).await.expect("over").expect("it lives");
+    close(source).await;
+}
+
+/// Where nothing that is named is there, the source is not ready, and begins by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_whose_topics_are_all_missing_is_not_ready() {
+    let place = Place::new(1).await;
+    let missing = format!("{}-misspelt", place.topic);
+    let mut source = start(config(&place.brokers, &missing, &place.group));
+    let failing = |status: &SourceStatus| {
+        status.phase == SourcePhase::Failing && status.reason.contains(&missing)
+    };
+    timeout(PATIENCE, source.status().wait_for(failing)).await.expect("said").expect("it lives");
+    create_topic(&place.brokers, &missing, 1).await;
+    let later = Place { topic: missing, ..place.clone() };
+    later.produce(0, &["there"]).await;
+    assert_eq!(settle(&mut source, 1).await, ["there"]);
+    ready(&source).await;
     close(source).await;
 }
 
