@@ -8,6 +8,9 @@ mod problem;
 mod server;
 mod words;
 
+#[cfg(test)]
+mod tests;
+
 pub use api::{
     DatabaseStatus, DrainAnswer, ExplainError, Operator, Running, RunningMessage, Status,
     SubscriptionStatus, Which,
