@@ -5,11 +5,11 @@
 //! attempt that ends in any way leaves the set at once (the guard's drop), so that no orphan
 //! lives for ever; nothing is inferred from a renewal that did not answer.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use inboxd_contract::{Claim, InboxStore, StoreError, Token};
+use inboxd_contract::{Claim, ErrorCode, InboxStore, StoreError, Token};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -21,7 +21,7 @@ struct Held {
     valid_until: Instant,
 }
 
-type HeldSet = Arc<Mutex<HashMap<Token, Held>>>;
+type HeldSet = Arc<Mutex<BTreeMap<Token, Held>>>;
 
 /// The claims of one process.
 #[derive(Clone)]
@@ -55,6 +55,7 @@ impl Keeper {
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
+                biased;
                 () = stop.cancelled() => return,
                 _ = interval.tick() => {}
             }
@@ -62,6 +63,7 @@ impl Keeper {
                 lock(&self.held).values().map(|held| held.claim.clone()).collect();
             for chunk in claims.chunks(RENEWAL_MEMBERS_MAX) {
                 tokio::select! {
+                    biased;
                     () = stop.cancelled() => return,
                     () = self.renew(&*store, chunk) => {}
                 }
@@ -86,7 +88,7 @@ impl Keeper {
                 }
             }
             Err(error) => {
-                tracing::warn!(claims = claims.len(), %error, "leases could not be renewed");
+                tracing::warn!(code = %ErrorCode::LeasesNotRenewed, claims = claims.len(), %error, "leases could not be renewed");
             }
         }
     }
@@ -112,6 +114,6 @@ impl Drop for Lease {
     }
 }
 
-fn lock(held: &HeldSet) -> std::sync::MutexGuard<'_, HashMap<Token, Held>> {
+fn lock(held: &HeldSet) -> std::sync::MutexGuard<'_, BTreeMap<Token, Held>> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
