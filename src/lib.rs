@@ -7,4 +7,6 @@ pub mod config;
 #[cfg(all(feature = "kafka", feature = "sqlite"))]
 pub mod demo;
 pub mod engine;
+#[cfg(feature = "mutations")]
+pub mod mutations;
 pub mod telemetry;
