@@ -7,8 +7,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use inboxd_contract::{
-    Attempt, ClaimAnswer, ErrorCode, Fingerprint, ForwardRequest, InboxKey, Look, Outcome, RetryReason,
-    Verdict,
+    Attempt, ClaimAnswer, ErrorCode, Fingerprint, ForwardRequest, InboxKey, Look, Outcome,
+    RetryReason, Verdict,
 };
 use std::time::Duration;
 use tokio::sync::SemaphorePermit;
@@ -178,7 +178,7 @@ impl<'a> Journey<'a> {
     /// A forward begins only with time left on the lease. Tries to get some; `Some` if
     /// the attempt cannot go on.
     async fn ensure_valid(self, lease: &Lease) -> Option<Tried> {
-        while !lease.has_time_left() {
+        while !lease.has_time_left() && !broken!(IgnoreLease) {
             self.shared.hub.renew(lease).await;
             if lease.has_time_left() {
                 break;

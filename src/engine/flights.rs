@@ -77,7 +77,7 @@ impl Leader {
 
 impl Drop for Leader {
     fn drop(&mut self) {
-        if !self.ended {
+        if !self.ended && !broken!(ForgetFollowers) {
             self.flights.end(&self.key, &FlightEnd::Undecided);
         }
     }

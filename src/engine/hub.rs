@@ -171,6 +171,7 @@ impl Hub {
         loop {
             match self.call(&self.claims, CLAIM, &request, &self.alone_claims, retry.alone).await {
                 Ok(answer) => {
+                    let sent_at = if broken!(LeaseFromAnswer) { Instant::now() } else { sent_at };
                     let lease = answer.is_held().then(|| self.keeper.hold(claim, sent_at));
                     return Claim::Answered { answer, lease };
                 }

@@ -27,7 +27,7 @@ use super::subscription::Shared;
 /// The intake shows that it is alive at least this often, whatever it waits for.
 const TURN_EVERY: Duration = Duration::from_secs(1);
 /// Larger bodies are looked at off the runtime.
-const INLINE_BYTES_MAX: usize = 256 * 1024;
+pub(super) const INLINE_BYTES_MAX: usize = 256 * 1024;
 const PROBE_EVERY_MIN: Duration = Duration::from_millis(200);
 const PROBE_EVERY_MAX: Duration = Duration::from_secs(2);
 

@@ -23,7 +23,8 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use inboxd_contract::{
-    Completion, DeadReason, Delivery, ErrorCode, Fingerprint, InboxKey, Look, Origin, Outcome, Settled,
+    Completion, DeadReason, Delivery, ErrorCode, Fingerprint, InboxKey, Look, Origin, Outcome,
+    Settled,
 };
 use tokio::sync::{SemaphorePermit, oneshot};
 use tokio::time::Instant;
@@ -112,6 +113,9 @@ pub(super) async fn process(shared: Arc<Shared>, mut item: Item) {
             () = shared.draining.cancelled() => {}
         }
         shared.metrics.lane_waiting(-1);
+        if broken!(LanePassesEarly) {
+            item.ticket = None;
+        }
     }
     let mut delays = Hub::backoff(&shared.settings.retry);
     let end = loop {
@@ -145,10 +149,14 @@ fn settle(shared: &Shared, item: Item, end: End) {
     shared.metrics.outcome(outcome);
     match end {
         End::Ack(_) => delivery.acker.ack(),
+        End::Release if broken!(ForgetReleaseOnCancel) => std::mem::forget(delivery.acker),
         End::Release => delivery.acker.release(),
     }
     drop(ticket);
     shared.metrics.in_flight(-1, -(permit.bytes() as i64));
+    if broken!(KeepPermit) {
+        std::mem::forget(permit);
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -164,6 +172,9 @@ impl<'a> Journey<'a> {
         }
         match self.item.course {
             Course::DeadLetter(DeadReason::BodyTooLarge) => return self.too_large().await,
+            Course::DeadLetter(_) if broken!(AckUnidentified) => {
+                return End::Ack(Outcome::DeadLettered);
+            }
             Course::DeadLetter(reason) => {
                 return self.dead_letter_unclaimed(reason, Outcome::DeadLettered).await;
             }
@@ -176,6 +187,9 @@ impl<'a> Journey<'a> {
                     None => return End::Release,
                     Some(Ok(FlightEnd::Processed { fingerprint })) => {
                         return self.processed(fingerprint, Outcome::DuplicateInFlight).await;
+                    }
+                    Some(_) if broken!(UndecidedTwinIsDuplicate) => {
+                        return End::Ack(Outcome::DuplicateInFlight);
                     }
                     Some(Ok(FlightEnd::Undecided) | Err(_)) => {}
                 },
@@ -211,6 +225,9 @@ impl<'a> Journey<'a> {
                     return self.dead(fingerprint).await;
                 }
             };
+            if broken!(MarkBeforeAnswer) {
+                drop(self.complete(&held, Outcome::Processed).await);
+            }
             let tried = match decision.take() {
                 Some(decided) => Tried::Decided(decided),
                 None => self.attempts(&mut held).await,
@@ -226,7 +243,7 @@ impl<'a> Journey<'a> {
                         return recorded.end;
                     }
                     Err(look) => {
-                        decision = Some(decided);
+                        decision = (!broken!(ForgetDecision)).then_some(decided);
                         look
                     }
                 },
@@ -236,7 +253,9 @@ impl<'a> Journey<'a> {
                     self.shared.hub.release(held.lease, true).await;
                     continue;
                 }
+                Tried::GiveUp { .. } if broken!(KeepClaimOnGiveUp) => return End::Release,
                 Tried::GiveUp { attempt_back } => {
+                    let attempt_back = attempt_back && !broken!(KeepAttempt);
                     self.shared.hub.release(held.lease, attempt_back).await;
                     return End::Release;
                 }
@@ -260,6 +279,11 @@ impl<'a> Journey<'a> {
                 letter.attempts = *attempts;
                 letter.last_status = Some(*status);
                 letter.last_error = Some(detail.clone());
+                if broken!(AckBeforeDeadLetter) {
+                    let hub = self.shared.hub.clone();
+                    tokio::spawn(async move { drop(hub.dead_letter(letter).await) });
+                    return Ok(Ending { end: End::Ack(Outcome::DeadLettered), row: None });
+                }
                 let Some(recorded) = self.unless_lost(self.shared.hub.dead_letter(letter)).await
                 else {
                     return Ok(Ending { end: End::Release, row: None });
@@ -287,6 +311,11 @@ impl<'a> Journey<'a> {
             record: identity::record(&self.item.delivery.envelope, fingerprint.clone()),
             supersedes_dead: held.supersedes_dead,
         };
+        if broken!(AckBeforeCommit) {
+            let hub = self.shared.hub.clone();
+            tokio::spawn(async move { drop(hub.complete(&completion).await) });
+            return Ok(Ending { end: End::Ack(outcome), row: None });
+        }
         let recorded = self.shared.hub.complete(&completion).await;
         match recorded.answer {
             Settled::Done => Ok(Ending::row(outcome, fingerprint.clone())),
@@ -306,7 +335,9 @@ impl<'a> Journey<'a> {
 
     /// The row exists: a duplicate of some kind, unless its content differs.
     async fn processed(self, row: Option<Fingerprint>, outcome: Outcome) -> End {
-        if !Fingerprint::conflict(row.as_ref(), self.item.fingerprint.as_ref()) {
+        if broken!(IgnoreConflict)
+            || !Fingerprint::conflict(row.as_ref(), self.item.fingerprint.as_ref())
+        {
             return End::Ack(outcome);
         }
         match self.conflict() {
@@ -393,7 +424,8 @@ impl<'a> Journey<'a> {
     }
 
     pub(super) fn is_stopped(self) -> bool {
-        !self.item.delivery.fence.is_open() || self.shared.draining.is_cancelled()
+        (!self.item.delivery.fence.is_open() && !broken!(IgnoreFence))
+            || self.shared.draining.is_cancelled()
     }
 
     /// `None` if work was stopped first. Only for futures that may be dropped.

@@ -7,6 +7,7 @@
 use inboxd_contract::{DeadLetter, DeadReason, DeadRow, Envelope};
 use sha2::{Digest as _, Sha256};
 
+use super::intake::INLINE_BYTES_MAX;
 use super::journey::Item;
 use super::subscription::Shared;
 
@@ -32,12 +33,13 @@ pub(super) async fn without_body(shared: &Shared, item: &Item) -> DeadLetter {
     let mut letter = of(shared, item, DeadReason::BodyTooLarge);
     letter.body_kept = false;
     let envelope = letter.envelope.clone();
-    // Hashing this much would stop the runtime for a while.
-    let digest = tokio::task::spawn_blocking(move || describe_body(&envelope)).await;
-    letter.last_error = Some(format!(
-        "above body_bytes_max: {}",
+    let description = if envelope.bytes() <= INLINE_BYTES_MAX {
+        describe_body(&envelope)
+    } else {
+        let digest = tokio::task::spawn_blocking(move || describe_body(&envelope)).await;
         digest.unwrap_or_else(|_| "its size could not be taken".into())
-    ));
+    };
+    letter.last_error = Some(format!("above body_bytes_max: {description}"));
     letter
 }
 

@@ -8,6 +8,21 @@
 //! What it does not do: no broker, database or HTTP library is named here, and no database
 //! transaction is open while the application is called.
 
+/// True where the simulator has broken this on purpose (`crate::mutations`); false in every build
+/// without that feature.
+#[cfg(feature = "mutations")]
+macro_rules! broken {
+    ($mutation:ident) => {
+        crate::mutations::is_on(crate::mutations::Mutation::$mutation)
+    };
+}
+#[cfg(not(feature = "mutations"))]
+macro_rules! broken {
+    ($mutation:ident) => {
+        false
+    };
+}
+
 mod attempt;
 mod batcher;
 mod budget;

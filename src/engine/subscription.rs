@@ -152,7 +152,9 @@ impl Subscription {
             table: Table::default(),
             budget: Budget::new(settings.in_flight_max, settings.in_flight_bytes_max),
             claim_slots: Semaphore::new(settings.concurrency * 2),
-            post_slots: Semaphore::new(settings.concurrency),
+            post_slots: Semaphore::new(
+                settings.concurrency + usize::from(broken!(IgnoreConcurrency)),
+            ),
             intake_stop: CancellationToken::new(),
             draining: CancellationToken::new(),
             cut: CancellationToken::new(),
