@@ -39,14 +39,14 @@ pub fn install_crypto_provider() {
 /// Sends messages to one callback over HTTP.
 pub struct HttpForwarder {
     callback: Callback,
-    client: Client,
+    pub(crate) client: Client,
     // What `probe` connects to in place of the callback's host.
     proxy: Option<Url>,
     rule: CopyRule,
     // Replace whatever else has their names. Values are marked sensitive.
-    fixed: HeaderMap,
+    pub(crate) fixed: HeaderMap,
     connect_timeout: Duration,
-    callback_timeout: Duration,
+    pub(crate) callback_timeout: Duration,
     retry_after_cap: Duration,
     response_bytes_max: usize,
 }

@@ -13,6 +13,7 @@ mod callback;
 mod config;
 mod forwarder;
 mod headers;
+mod inspect;
 mod proxy;
 mod response;
 mod sending;

@@ -5,6 +5,7 @@ mod cloud_events;
 mod conformance;
 mod connection;
 mod goaway;
+mod inspect;
 mod limits;
 mod proxy;
 mod response;

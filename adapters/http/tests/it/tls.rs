@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use inboxd_contract::{RetryReason, Verdict};
+use inboxd_contract::{RetryReason, Severity, Verdict};
 use inboxd_http::{HttpConfig, HttpConfigError, HttpForwarder, TlsFiles, install_crypto_provider};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -103,8 +103,18 @@ async fn own_roots_are_trusted_and_others_are_an_endpoints_fault() {
     assert_eq!(reason(&unknown), Some(RetryReason::Endpoint), "{unknown:?}");
 
     let other_name = authority.serve("elsewhere.test", false).await;
-    let wrong_name = verdict(other_name, trusting).await;
+    let wrong_name = verdict(other_name, trusting.clone()).await;
     assert_eq!(reason(&wrong_name), Some(RetryReason::Endpoint), "{wrong_name:?}");
+
+    let looked_at = async |addr: SocketAddr| {
+        let url = format!("https://localhost:{}/", addr.port());
+        let config = HttpConfig { tls: trusting.clone(), ..config(url) };
+        HttpForwarder::new(config).unwrap().inspect().await.remove(0)
+    };
+    assert_eq!(looked_at(addr).await.severity, Severity::Info);
+    let found = looked_at(other_name).await;
+    assert_eq!(found.severity, Severity::Problem);
+    assert!(found.remedy.contains("tls.ca_file"), "{found:?}");
 }
 
 #[tokio::test]
