@@ -88,17 +88,22 @@ struct Guarded {
     end: i64,
 }
 
+/// What is stored or asked behind the source's back, and comes to these answers.
+type Answers<T> = JoinHandle<Vec<T>>;
+type ScopeOf = (Arc<str>, Result<Found, Missing>);
+type MarkStored = (Epoch, i64, Result<(), Missing>);
+
 /// How far the search for scopes has come.
 enum Search {
     Idle,
     /// The brokers were asked for the topics' ids.
     Ids(BTreeSet<Arc<str>>, PendingTopicIds),
     /// The database was asked what the topics have.
-    Scopes(JoinHandle<Vec<(Arc<str>, Result<Found, Missing>)>>),
+    Scopes(Answers<ScopeOf>),
     /// The ends of logs are asked for, one after the other.
     Ends(Vec<Guarded>, Vec<Guarded>),
     /// The database was asked for the marks.
-    Marks(JoinHandle<Vec<(Guarded, Result<i64, Missing>)>>),
+    Marks(Answers<(Guarded, Result<i64, Missing>)>),
 }
 
 /// See the module.
@@ -112,7 +117,7 @@ pub(crate) struct Identity {
     withheld: BTreeMap<Arc<str>, (Instant, String)>,
     search: Search,
     /// Marks that are being stored.
-    marking: Option<JoinHandle<Vec<(Epoch, i64, Result<(), Missing>)>>>,
+    marking: Option<Answers<MarkStored>>,
     /// Nothing is asked before.
     not_before: Instant,
 }
@@ -308,7 +313,7 @@ impl Identity {
     fn hear_scopes(
         &mut self,
         shared: &Shared,
-        scopes: Vec<(Arc<str>, Result<Found, Missing>)>,
+        scopes: Vec<ScopeOf>,
         known: &mut HashMap<Arc<str>, String>,
     ) -> Result<bool, Missing> {
         let unscoped = shared.lock().partitions.unscoped();
@@ -441,7 +446,7 @@ impl Drop for Identity {
 }
 
 /// What a task came to, once it has; a task that died is as if it had never been.
-fn take_finished<T>(runtime: &Handle, slot: &mut Option<JoinHandle<Vec<T>>>) -> Option<Vec<T>> {
+fn take_finished<T>(runtime: &Handle, slot: &mut Option<Answers<T>>) -> Option<Vec<T>> {
     let finished = slot.take_if(|task| task.is_finished())?;
     Some(runtime.block_on(finished).unwrap_or_default())
 }
