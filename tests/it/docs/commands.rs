@@ -26,21 +26,38 @@ const OTHERS: &[&str] = &[
     "promtool",
     "helm",
     "wait",
-    "until",
-    "do",
-    "done",
     "mkdir",
 ];
 
+/// The shell's own.
+const KEYWORDS: &[&str] = &["do", "done", "until", "while"];
+
 /// Checks each command of a block.
 pub fn check(repository: &Repository, block: &Block) -> Result<(), String> {
-    for line in lines(&block.text) {
-        let words = shlex::split(&line).ok_or_else(|| format!("cannot be split: {line}"))?;
-        for command in words.split(|word| matches!(word.as_str(), "|" | "&&" | "||" | ";" | "&")) {
-            let assignments = command.iter().take_while(|word| is_assignment(word)).count();
-            let Some((program, arguments)) = command[assignments..].split_first() else { continue };
-            one(repository, program, arguments).map_err(|why| format!("{line}: {why}"))?;
+    lines(&block.text).iter().try_for_each(|line| check_line(repository, line))
+}
+
+fn check_line(repository: &Repository, line: &str) -> Result<(), String> {
+    let mut words = Vec::new();
+    let mut is_target = false;
+    for word in shlex::split(line).ok_or_else(|| format!("cannot be split: {line}"))? {
+        if let Some(inner) = word.strip_prefix("$(").and_then(|word| word.strip_suffix(')')) {
+            check_line(repository, inner)?;
         }
+        let redirects = matches!(word.as_str(), ">" | ">>" | "2>" | "2>>" | "<");
+        if !redirects && !std::mem::replace(&mut is_target, redirects) {
+            match word.strip_suffix(';') {
+                Some(word) => words.extend([word.to_owned(), ";".to_owned()]),
+                None => words.push(word),
+            }
+        }
+        is_target = redirects;
+    }
+    for command in words.split(|word| matches!(word.as_str(), "|" | "&&" | "||" | ";" | "&")) {
+        let plain = |word: &&String| is_assignment(word) || KEYWORDS.contains(&word.as_str());
+        let skipped = command.iter().take_while(plain).count();
+        let Some((program, arguments)) = command[skipped..].split_first() else { continue };
+        one(repository, program, arguments).map_err(|why| format!("{line}: {why}"))?;
     }
     Ok(())
 }
