@@ -1,16 +1,43 @@
 //! Deliveries that came and were not handed over yet.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use inboxd_contract::{Delivery, Room};
+use inboxd_contract::{Acker, Delivery, Fence, Room, StreamId};
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::content;
+use crate::wire::Raw;
+
+/// A delivery as it came. Dropped, it is released.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub(crate) queue: Arc<str>,
+    pub(crate) raw: Raw,
+    pub(crate) redelivered: bool,
+    pub(crate) body: Vec<u8>,
+    pub(crate) stream: StreamId,
+    pub(crate) fence: Fence,
+    pub(crate) acker: Acker,
+    pub(crate) received_at: Instant,
+}
+
+impl Arrival {
+    fn into_delivery(self) -> Delivery {
+        let Self { queue, raw, redelivered, body, stream, fence, acker, received_at } = self;
+        let envelope = Arc::new(content::envelope(&queue, raw, redelivered, body));
+        Delivery { envelope, stream, fence, acker, received_at }
+    }
+}
 
 /// In order of arrival. Bounded by the prefetch: the broker sends no more than that unsettled, and
-/// what is in here is unsettled; what a lost channel left is cleared with it.
+/// what is in here is unsettled; what a lost channel left is cleared with it. Kept as on the wire:
+/// many small headers are many times larger once they are read, and count then, in the engine's
+/// budget.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
-    deliveries: Mutex<VecDeque<Delivery>>,
+    deliveries: Mutex<VecDeque<Arrival>>,
     came: Notify,
     /// Somebody has asked for deliveries.
     wanted: watch::Sender<bool>,
@@ -18,7 +45,7 @@ pub(crate) struct Buffer {
 
 impl Buffer {
     /// Appends one.
-    pub(crate) fn push(&self, delivery: Delivery) {
+    pub(crate) fn push(&self, delivery: Arrival) {
         self.lock().push_back(delivery);
         self.came.notify_one();
     }
@@ -79,13 +106,14 @@ impl Buffer {
             if delivery.fence.is_lost() {
                 continue;
             }
+            let delivery = delivery.into_delivery();
             bytes += delivery.envelope.bytes();
             taken.push(delivery);
         }
         taken
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Delivery>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Arrival>> {
         self.deliveries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

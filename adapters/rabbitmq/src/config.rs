@@ -125,6 +125,8 @@ pub struct RabbitMqConfig {
     pub connection_name: String,
     /// The most releases (`basic.nack` with requeue) a second while consuming.
     pub releases_per_second: u32,
+    /// How often the queue's depth is asked for, on a channel of its own; above zero.
+    pub depth_interval: Duration,
 }
 
 impl RabbitMqConfig {
@@ -147,6 +149,7 @@ impl RabbitMqConfig {
             consumer_tag_prefix: "inboxd".into(),
             connection_name: "inboxd".into(),
             releases_per_second: 50,
+            depth_interval: Duration::from_secs(15),
         }
     }
 
@@ -222,9 +225,11 @@ impl RabbitMqConfig {
                 "heartbeat of the RabbitMQ source must be 1 to 65535 whole seconds".into(),
             );
         }
-        if self.connect_timeout.is_zero() || self.releases_per_second == 0 {
+        let zero = self.connect_timeout.is_zero() || self.depth_interval.is_zero();
+        if zero || self.releases_per_second == 0 {
             return refuse(
-                "connect_timeout and releases_per_second of the RabbitMQ source must be above 0"
+                "connect_timeout, depth_interval and releases_per_second of the RabbitMQ source \
+                 must be above 0"
                     .into(),
             );
         }

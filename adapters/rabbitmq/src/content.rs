@@ -50,6 +50,8 @@ pub(crate) fn envelope(queue: &Arc<str>, raw: Raw, redelivered: bool, body: Vec<
     envelope.content_encoding = properties.content_encoding;
     let headers = properties.headers.into_iter();
     envelope.headers = headers.map(|(name, value)| Header { name, value: render(value) }).collect();
+    // As many as there are: what is counted for the budget is what is held.
+    envelope.headers.shrink_to_fit();
     if malformed.is_some() {
         envelope.headers.push(Header::new(MALFORMED, raw.properties));
     }
@@ -199,6 +201,24 @@ mod tests {
             r#"[{"n":1,"f":0.1,"nan":"NaN","raw":{"base64":"/w=="},"q\"":null,"deep":null},"t\n"]"#
         );
         assert!(serde_json::from_str::<serde_json::Value>(&json).is_ok());
+    }
+
+    /// The budget counts what headers cost in memory, not what they are on the wire.
+    #[test]
+    fn what_many_small_headers_hold_is_counted() {
+        let mut table = Vec::new();
+        for _ in 0..10_000 {
+            table.extend([&[1][..], b"n", b"S", &1_u32.to_be_bytes(), b"v"].concat());
+        }
+        let flags = (1_u16 << 13).to_be_bytes();
+        let length = u32::try_from(table.len()).expect("small").to_be_bytes();
+        let properties = Bytes::from([&flags[..], &length, &table].concat());
+        let (wire, raw) = (properties.len(), Raw { properties, ..Raw::default() });
+        let envelope = envelope(&"q".into(), raw, false, Vec::new());
+        assert_eq!(envelope.headers.len(), 10_000);
+        let held = envelope.headers.capacity() * size_of::<Header>();
+        assert!(envelope.bytes() >= held, "{held} bytes are held, {} counted", envelope.bytes());
+        assert!(wire < held / 4, "kept as on the wire until then: {wire} bytes");
     }
 
     #[test]

@@ -21,6 +21,8 @@ mod bucket;
 mod buffer;
 mod config;
 mod content;
+mod counts;
+mod depth;
 mod link;
 mod probe;
 mod properties;

@@ -51,7 +51,7 @@ pub(crate) struct Link {
     pub(crate) peer: String,
     /// What publishers wrote around bodies.
     pub(crate) aside: Aside,
-    socket: Socket,
+    pub(crate) socket: Socket,
 }
 
 impl Link {

@@ -137,6 +137,11 @@ impl Reader {
         self.take(length)
     }
 
+    /// A table's entries, read into `entries`.
+    pub(crate) fn table(&mut self, entries: &mut Vec<(Bytes, Value)>) -> Result<(), Malformed> {
+        self.long()?.table_into(entries, 0)
+    }
+
     /// What is left.
     pub(crate) fn rest(self) -> Bytes {
         self.0

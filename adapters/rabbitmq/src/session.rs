@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use futures::future::{FutureExt as _, try_join_all};
 use inboxd_contract::{
-    Acker, Delivery, ErrorClass, ErrorCode, FenceHandle, Settle, Settlement, SourceError, StreamId,
+    Acker, ErrorClass, ErrorCode, FenceHandle, Settle, Settlement, SourceError, StreamId,
 };
 use lapin::options::{
     BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions,
@@ -26,11 +26,12 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use uuid::Uuid;
 
 use crate::bucket::TokenBucket;
-use crate::buffer::Buffer;
+use crate::buffer::{Arrival, Buffer};
 use crate::config::{QueueKind, RabbitMqConfig};
-use crate::content;
-use crate::link::Link;
+use crate::counts::Counts;
+use crate::link::{Link, Socket};
 use crate::probe::{self, Found};
+use crate::supervisor::Shared;
 use crate::tracker::{AckTracker, Frame};
 use crate::trouble::{Remedy, Trouble};
 use crate::wire::Aside;
@@ -83,6 +84,9 @@ impl Drop for Fenced {
 pub(crate) struct Session {
     config: Arc<RabbitMqConfig>,
     buffer: Arc<Buffer>,
+    counts: Arc<Counts>,
+    /// The connection's.
+    socket: Socket,
     queue: Arc<str>,
     stream: StreamId,
     channel: Channel,
@@ -107,11 +111,11 @@ impl Session {
     /// Opens a channel and consumes from the queue. What is found out of its kind is noted in `kind`.
     pub(crate) async fn open(
         config: &Arc<RabbitMqConfig>,
-        buffer: &Arc<Buffer>,
+        shared: &Shared,
         link: &Link,
         kind: &mut Option<QueueKind>,
     ) -> Result<Self, Trouble> {
-        match timeout(ANSWER, Self::try_open(config, buffer, link, kind)).await {
+        match timeout(ANSWER, Self::try_open(config, shared, link, kind)).await {
             Ok(opened) => opened,
             Err(_) => Err(silent(link)),
         }
@@ -119,7 +123,7 @@ impl Session {
 
     async fn try_open(
         config: &Arc<RabbitMqConfig>,
-        buffer: &Arc<Buffer>,
+        shared: &Shared,
         link: &Link,
         kind: &mut Option<QueueKind>,
     ) -> Result<Self, Trouble> {
@@ -141,7 +145,9 @@ impl Session {
         let queue: Arc<str> = config.queue.as_str().into();
         Ok(Self {
             config: Arc::clone(config),
-            buffer: Arc::clone(buffer),
+            buffer: Arc::clone(&shared.buffer),
+            counts: Arc::clone(&shared.counts),
+            socket: link.socket.clone(),
             stream: StreamId(Arc::clone(&queue)),
             queue,
             channel,
@@ -166,6 +172,11 @@ impl Session {
         self.buffer.clear();
         self.aside.forget(self.channel.id());
         self.fence.0.lose();
+        if self.config.ordered && self.channel.status().connected() {
+            // What is dropped with a channel that still stands cancels its consumer, which hands
+            // the queue to the next one before what is unacked is back in its place.
+            self.socket.cut();
+        }
         (ended, self.taking)
     }
 
@@ -230,13 +241,11 @@ impl Session {
         };
         self.tracker.delivered(tag);
         let settled = self.settled_in.clone();
-        self.buffer.push(Delivery {
-            envelope: Arc::new(content::envelope(
-                &self.queue,
-                raw,
-                delivery.redelivered,
-                delivery.data,
-            )),
+        self.buffer.push(Arrival {
+            queue: Arc::clone(&self.queue),
+            raw,
+            redelivered: delivery.redelivered,
+            body: delivery.data,
             stream: self.stream.clone(),
             fence: self.fence.0.fence(),
             acker: Acker::new(HandOver { tag, settled }),
@@ -246,6 +255,9 @@ impl Session {
     }
 
     fn settle(&mut self, tag: u64, settlement: Settlement) -> Result<(), Trouble> {
+        if settlement == Settlement::Release {
+            self.counts.released();
+        }
         match settlement {
             Settlement::Ack => self.tracker.ack(tag),
             Settlement::Release if !self.config.ordered => {
@@ -306,6 +318,7 @@ impl Session {
 
     /// The broker ended the consumer: the queue was deleted, or its leader moved.
     fn cancelled(&self) -> Trouble {
+        self.counts.cancelled();
         let reason = format!(
             "RabbitMQ cancelled the consumer of queue '{}': the queue was deleted or has moved; \
              consuming again once it is there",

@@ -20,6 +20,8 @@ use tracing::{debug, info};
 
 use crate::buffer::Buffer;
 use crate::config::{QueueKind, RabbitMqConfig};
+use crate::counts::Counts;
+use crate::depth;
 use crate::link::{self, Link, Socket};
 use crate::session::{self, Ended, Session, Wish};
 use crate::trouble::{Remedy, Trouble};
@@ -46,6 +48,8 @@ const UNDECODABLE_TIMES: u32 = 2;
 pub(crate) struct Shared {
     /// What was delivered and not handed over.
     pub(crate) buffer: Arc<Buffer>,
+    /// What happened so far.
+    pub(crate) counts: Arc<Counts>,
     /// The present connection's socket.
     pub(crate) socket: Socket,
     /// Why the source cannot go on.
@@ -75,7 +79,7 @@ pub(crate) struct Supervisor {
 pub(crate) async fn run(supervisor: Supervisor) {
     let Supervisor { config, shared, wishes, status, closed } = supervisor;
     let status = Arc::new(status);
-    let showing = Arc::clone(&status);
+    let (showing, counts) = (Arc::clone(&status), Arc::clone(&shared.counts));
     let life = Life {
         config,
         shared,
@@ -95,12 +99,16 @@ pub(crate) async fn run(supervisor: Supervisor) {
     let answer = loop {
         tokio::select! {
             answer = &mut living => break answer,
-            _ = ticks.tick() => showing.send_modify(|status| status.turned_at = Instant::now()),
+            _ = ticks.tick() => showing.send_modify(|status| {
+                status.turned_at = Instant::now();
+                status.counts = counts.of_status();
+            }),
         }
     };
     showing.send_modify(|status| {
         status.phase = SourcePhase::Closed;
         status.reason = "closed".into();
+        status.counts = counts.of_status();
         status.code = None;
     });
     // Whoever asked may have stopped waiting.
@@ -154,7 +162,13 @@ impl Life {
 
     /// Uses a connection until it is of no more use, then takes its leave.
     async fn use_link(&mut self, link: Link) -> Result<Trouble, Leave> {
-        let ended = self.use_channels(&link).await;
+        // On the way to this connection the queue may have become another.
+        self.kind = None;
+        let (config, status) = (Arc::clone(&self.config), Arc::clone(&self.status));
+        let ended = tokio::select! {
+            ended = self.use_channels(&link) => ended,
+            () = depth::watch(&link.connection, &config, &status) => Err(Ok(())),
+        };
         if link.connection.status().connected() {
             // So that the broker logs no lost connection; nothing hangs on it.
             let _ = timeout(POLITE, link.connection.close(200, "leaving".into())).await;
@@ -165,13 +179,13 @@ impl Life {
     /// One channel after the other.
     async fn use_channels(&mut self, link: &Link) -> Result<Trouble, Leave> {
         while self.taking {
-            let (config, buffer) = (Arc::clone(&self.config), Arc::clone(&self.shared.buffer));
+            let (config, shared) = (Arc::clone(&self.config), Arc::clone(&self.shared));
             let opened = match self.look_until_wanted(link).await? {
                 Err(trouble) => Err(trouble),
                 Ok(()) if !self.taking => break,
                 Ok(()) => {
                     let mut kind = self.kind;
-                    let opening = Session::open(&config, &buffer, link, &mut kind);
+                    let opening = Session::open(&config, &shared, link, &mut kind);
                     let opened = self.unless_closed(opening).await?;
                     self.kind = kind;
                     opened

@@ -123,6 +123,22 @@ impl Trouble {
                 Remedy::Reconnect,
                 format!("cannot connect to RabbitMQ at {peer}: {error}; trying again"),
             ),
+            // Its words are a parser's.
+            ErrorKind::ParsingError(_) | ErrorKind::InvalidProtocolVersion(_) => {
+                let speaks = match config.tls {
+                    Some(_) => "behind TLS",
+                    None => "without TLS",
+                };
+                Self::failing(
+                    ErrorCode::FrameUndecodable,
+                    Remedy::Reconnect,
+                    format!(
+                        "what answers at {peer} does not speak AMQP 0-9-1 {speaks}: check host, port \
+                         and TLS (RabbitMQ listens on 5672, with TLS on 5671, and 15672 is its HTTP \
+                         API); trying again"
+                    ),
+                )
+            }
             _ => Self::passing(
                 Remedy::Reconnect,
                 format!("cannot connect to RabbitMQ at {peer}: {error}; trying again"),

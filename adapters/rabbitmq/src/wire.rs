@@ -11,11 +11,11 @@
 //! untouched. What is set aside is bounded by the prefetch. Pure: no I/O.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
 
-use crate::properties::Reader;
+use crate::properties::{Reader, Value};
 
 const HEAD_BYTES: usize = 7;
 const END: u8 = 0xce;
@@ -28,6 +28,7 @@ const BEFORE_PROPERTIES_BYTES: usize = 12;
 /// No method or header frame is larger: servers negotiate 128 KiB.
 const WHOLE_FRAME_BYTES_MAX: usize = 64 << 20;
 
+const CONNECTION_START: (u16, u16) = (10, 10);
 const BASIC_DELIVER: (u16, u16) = (60, 60);
 const CHANNEL_CLOSE: (u16, u16) = (20, 40);
 const CONNECTION_CLOSE: (u16, u16) = (10, 50);
@@ -43,9 +44,19 @@ pub(crate) struct Raw {
     pub(crate) properties: Bytes,
 }
 
-/// What was set aside on one connection.
+/// What was set aside on one connection, and what the server said of itself.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Aside(Arc<Mutex<HashMap<(u16, u64), Raw>>>);
+pub(crate) struct Aside {
+    deliveries: Arc<Mutex<HashMap<(u16, u64), Raw>>>,
+    server: Arc<OnceLock<Server>>,
+}
+
+/// What the server says of itself, as text; empty where it says nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Server {
+    pub(crate) product: String,
+    pub(crate) version: String,
+}
 
 impl Aside {
     /// What belongs to a delivery; once.
@@ -58,12 +69,17 @@ impl Aside {
         self.lock().retain(|(of, _), _| *of != channel);
     }
 
+    /// What the server says it is, once it has.
+    pub(crate) fn server(&self) -> Option<Server> {
+        self.server.get().cloned()
+    }
+
     fn put(&self, channel: u16, tag: u64, raw: Raw) {
         self.lock().insert((channel, tag), raw);
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<(u16, u64), Raw>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.deliveries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -184,6 +200,25 @@ impl Rewriter {
                 // Redelivered, and two short strings of no length.
                 shown.extend_from_slice(&[redelivered, 0, 0]);
                 Some(shown)
+            }
+            CONNECTION_START => {
+                // Major and minor version.
+                reader.u16().ok()?;
+                let mut table = Vec::new();
+                reader.table(&mut table).ok()?;
+                let text = |name: &[u8]| {
+                    table.iter().find_map(|(key, value)| match value {
+                        Value::Bytes(bytes) if key.as_ref() == name => {
+                            Some(String::from_utf8_lossy(bytes).into_owned())
+                        }
+                        _ => None,
+                    })
+                };
+                let product = text(b"product").unwrap_or_default();
+                let version = text(b"version").unwrap_or_default();
+                // Said once in a connection's life.
+                let _ = self.aside.server.set(Server { product, version });
+                None
             }
             // A reply text is cut at 255 bytes, within a character if that is where they end.
             CHANNEL_CLOSE | CONNECTION_CLOSE => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use inboxd_contract::{Header, Origin, SourcePhase};
+use inboxd_contract::{Header, Origin, Room, SourcePhase};
 use inboxd_rabbitmq::QueueKind;
 use lapin::BasicProperties;
 use lapin::options::QueueBindOptions;
@@ -13,7 +13,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 
 use crate::raw::{HEADERS, MESSAGE_ID, RawPublisher, TYPE, long, short};
-use crate::support::{Publisher, ack, close, ids, shared, start, status, take};
+use crate::support::{Publisher, ack, close, counts, ids, shared, start, status, take};
 
 /// B3 and R9: headers of every type, and an `x-death` of no known shape.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -91,6 +91,79 @@ async fn headers_of_every_type_arrive() {
     assert_eq!((exchange.as_ref(), *redelivered, *delivery_count), ("", false, None));
     ack(came);
     close(source).await;
+}
+
+/// R9: `x-death` decides nothing, whatever it is: absent, a number, text, or of several queues.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_x_death_of_any_shape_arrives() {
+    let (publisher, config) = (Publisher::shared().await, shared());
+    publisher.declare(&config.queue, QueueKind::Classic).await;
+    let died = |queue: &str, count: i64| {
+        let mut table = FieldTable::default();
+        table.insert("count".into(), AMQPValue::LongLongInt(count));
+        table.insert("queue".into(), AMQPValue::LongString(queue.into()));
+        AMQPValue::FieldTable(table)
+    };
+    let several = AMQPValue::FieldArray(vec![died("a", 3), died("b", 1)].into());
+    let expected = [
+        (None, None),
+        (Some(AMQPValue::LongInt(4)), Some("4")),
+        (Some(AMQPValue::LongString("four".into())), Some("four")),
+        (Some(several), Some(r#"[{"count":3,"queue":"a"},{"count":1,"queue":"b"}]"#)),
+    ];
+    for (value, _) in &expected {
+        let mut headers = FieldTable::default();
+        if let Some(value) = value {
+            headers.insert("x-death".into(), value.clone());
+        }
+        let properties = BasicProperties::default().with_headers(headers);
+        publisher.publish_with(&config.queue, b"body", properties).await;
+    }
+    let mut source = start(&config);
+    let came = take(&mut source, expected.len()).await;
+    for (delivery, (_, text)) in came.iter().zip(&expected) {
+        let header = delivery.envelope.header("x-death").map(|value| value.to_vec());
+        assert_eq!(header.as_deref(), text.map(str::as_bytes));
+        let Origin::RabbitMq { delivery_count, .. } = &delivery.envelope.origin else {
+            panic!("{:?}", delivery.envelope.origin)
+        };
+        assert_eq!(*delivery_count, None);
+    }
+    ack(came);
+    close(source).await;
+}
+
+/// I7: what waits to be handed over is held as it came. A thousand messages with ten thousand
+/// headers of one byte each are 80 MB on the wire, and would be ten times that once read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_small_headers_do_not_fill_the_memory() {
+    const MESSAGES: usize = 1_000;
+    let publisher = Publisher::shared().await;
+    let mut config = shared();
+    config.prefetch = 1_000;
+    let queue = config.queue.as_str();
+    publisher.declare(queue, QueueKind::Classic).await;
+    let mut raw = RawPublisher::connect(&config).await;
+    let table = [&short(b"n")[..], b"S", &long(b"v")].concat().repeat(10_000);
+    let properties = long(&table);
+    for _ in 0..MESSAGES {
+        raw.publish((b"", queue.as_bytes()), HEADERS, &properties, b"body").await;
+    }
+    let before = resident_bytes();
+    let mut source = start(&config);
+    counts(&publisher, queue, (0, 1)).await;
+    let room = Room { deliveries: MESSAGES, bytes: 8 << 20 };
+    let came = source.next_batch(room).await.expect("a batch");
+    assert!(came.len() < 20, "{} deliveries in a room of 8 MiB", came.len());
+    let grown = resident_bytes().saturating_sub(before);
+    assert!(grown < 500 << 20, "{} MiB", grown >> 20);
+    drop((came, source));
+}
+
+fn resident_bytes() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("on Linux");
+    let pages: usize = pages.split(' ').nth(1).and_then(|n| n.parse().ok()).expect("a number");
+    pages * 4096
 }
 
 /// A quorum queue says how often a message was delivered before.
@@ -211,7 +284,9 @@ async fn what_is_no_rabbitmq_is_named() {
         }
     });
     let source = start(&config);
-    status(source.status(), |status| status.reason.contains("cannot connect")).await;
+    let said = status(source.status(), |status| status.reason.contains("AMQP 0-9-1")).await;
+    assert!(said.reason.contains("15672"), "what to look at: {}", said.reason);
+    assert!(!said.reason.contains("Parse"), "no parser's words: {}", said.reason);
     assert_ne!(source.status().borrow().phase, SourcePhase::Ready);
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(tries.load(Relaxed) < 20, "{tries:?}");

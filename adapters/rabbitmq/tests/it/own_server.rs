@@ -140,6 +140,13 @@ async fn tls_with_a_client_certificate(server: &OwnServer, files: &Path, port: u
     ack(take(&mut source, 1).await);
     close(source).await;
 
+    // Without TLS to a port that wants it.
+    let plain = RabbitMqConfig { tls: None, ..config.clone() };
+    let source = start(&plain);
+    let said = status(source.status(), |status| status.reason.contains("AMQP 0-9-1")).await;
+    assert!(said.reason.contains("5671"), "{}", said.reason);
+    close(source).await;
+
     // Its authority is not among the system's.
     config.tls = Some(RabbitMqTls { ca_file: None, ..config.tls.expect("set above") });
     let source = start(&config);

@@ -39,9 +39,37 @@ async fn a_deleted_queue_is_noticed_and_consumed_again() {
         assert_eq!(ids(&came), ["m"]);
         let ready = phase(&*source, SourcePhase::Ready).await;
         assert!(ready.reconnects >= 1, "a reopened channel is counted");
+        status(source.status(), |status| status.counts.cancels == 1).await;
         ack(came);
         close(source).await;
     }
+}
+
+/// How many messages are ready is told while it can be asked, without harm to the consumer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_queues_depth_is_told_while_it_is_there() {
+    let publisher = Publisher::shared().await;
+    let mut config = shared();
+    (config.prefetch, config.depth_interval) = (1, Duration::from_millis(100));
+    let queue = config.queue.as_str();
+    publisher.declare(queue, QueueKind::Classic).await;
+    publisher.publish(queue, &["m0", "m1", "m2"]).await;
+    let mut source = start(&config);
+    let held = take(&mut source, 1).await;
+    status(source.status(), |status| status.queue_depth == Some(2)).await;
+    publisher.publish(queue, &["m3"]).await;
+    status(source.status(), |status| status.queue_depth == Some(3)).await;
+    let deleted = publisher.channel.queue_delete(queue.into(), QueueDeleteOptions::default());
+    deleted.await.expect("deleted");
+    status(source.status(), |status| status.queue_depth.is_none()).await;
+    drop(held);
+    publisher.declare(queue, QueueKind::Classic).await;
+    publisher.publish(queue, &["m4", "m5"]).await;
+    let held = take(&mut source, 1).await;
+    assert_eq!(ids(&held), ["m4"]);
+    status(source.status(), |status| status.queue_depth == Some(1)).await;
+    ack(held);
+    close(source).await;
 }
 
 /// R10: a queue with arguments of its own is consumed by its name alone.

@@ -82,6 +82,7 @@ async fn releases_are_bounded_in_rate() {
     }
     // A burst of four, then four a second: at least (11 - 4) / 4 seconds.
     assert!(began.elapsed() > Duration::from_millis(1_200), "{:?}", began.elapsed());
+    status(source.status(), |status| status.counts.releases == 11).await;
     ack(take(&mut source, 1).await);
     close(source).await;
     counts(&publisher, &config.queue, (0, 0)).await;
