@@ -6,6 +6,7 @@
 //!
 //! What it does not do: decide anything about a message.
 
+mod check;
 mod explain;
 mod operator;
 mod signals;
@@ -29,6 +30,7 @@ use crate::config::Config;
 use crate::engine::{DrainReport, Hub, HubSettings, Subscription};
 use crate::telemetry::Metrics;
 
+pub use check::{Checked, check};
 pub use explain::explain_from_database;
 
 use operator::Operator;

@@ -2,14 +2,18 @@
 
 use std::sync::Arc;
 
-use inboxd_contract::{Forwarder, InboxStore, Source};
+use inboxd_contract::{Finding, Forwarder, InboxStore, Source};
 use inboxd_http::{HeaderCopy, HeaderPolicy, HttpConfig, HttpForwarder};
 
 use super::AppError;
-use crate::config::{HeadersCopy, SourceConfig, SubscriptionConfig};
+use crate::config::{Config, HeadersCopy, SourceConfig, SubscriptionConfig};
 
 /// The application of one subscription.
 pub(super) fn forwarder(subscription: &SubscriptionConfig) -> Result<Arc<dyn Forwarder>, AppError> {
+    Ok(Arc::new(http_forwarder(subscription)?))
+}
+
+pub(super) fn http_forwarder(subscription: &SubscriptionConfig) -> Result<HttpForwarder, AppError> {
     let callback = &subscription.callback;
     let settings = &subscription.settings;
     let mut http = HttpConfig::new(callback.url.clone());
@@ -29,13 +33,15 @@ pub(super) fn forwarder(subscription: &SubscriptionConfig) -> Result<Arc<dyn For
         cert_file: callback.tls.cert_file.clone(),
         key_file: callback.tls.key_file.clone(),
     };
-    match HttpForwarder::new(http) {
-        Ok(forwarder) => Ok(Arc::new(forwarder)),
-        Err(error) => Err(AppError::Config {
-            key: format!("subscription.{}.callback", settings.name),
-            source: error.into(),
-        }),
-    }
+    HttpForwarder::new(http).map_err(|error| AppError::Config {
+        key: format!("subscription.{}.callback", settings.name),
+        source: error.into(),
+    })
+}
+
+/// Looks at where a subscription consumes from.
+pub(super) async fn inspect(_: &Config, _: &SubscriptionConfig) -> Vec<Finding> {
+    Vec::new()
 }
 
 /// Starts the source of one subscription. `inbox_id` goes with Kafka's commits.

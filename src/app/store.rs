@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use inboxd_contract::{InboxStore, StoreError};
+use inboxd_contract::{Finding, InboxStore, StoreError};
 use rand::Rng as _;
 
-use super::AppError;
+use super::check::unusable;
 use super::upkeep::chain;
+use super::{AppError, INBOX_ID};
 use crate::admin::Dependency;
 use crate::config::{DatabaseConfig, DatabaseUrl};
 
@@ -71,6 +72,20 @@ pub(super) async fn open_to_read(
     lease: Duration,
 ) -> Result<Arc<dyn InboxStore>, AppError> {
     open_for(Use::Look, config, lease).await
+}
+
+/// Looks at a database, of which nothing is changed.
+pub(super) async fn inspect(config: &DatabaseConfig, lease: Duration) -> Vec<Finding> {
+    let store = match open_to_read(config, lease).await {
+        Ok(store) => store,
+        Err(error) => return vec![unusable(&error)],
+    };
+    let found = match store.note(INBOX_ID).await {
+        Ok(_) => Finding::info("database", store.describe()),
+        Err(error) => unusable(&AppError::Store(error)),
+    };
+    store.close().await;
+    vec![found]
 }
 
 /// What a store is opened for.

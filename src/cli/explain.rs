@@ -156,7 +156,7 @@ fn for_people(report: &MessageReport, no_sidecar: Option<&str>) -> String {
 }
 
 /// JSON whose strings carry nothing to a terminal: what serde leaves as it is, as escapes.
-fn escaped(json: &str) -> String {
+pub(super) fn escaped(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len());
     for character in json.chars() {
         match character {

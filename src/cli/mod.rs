@@ -5,6 +5,7 @@
 //! (`EX_CONFIG`), 69 for a dependency that cannot be used (`EX_UNAVAILABLE`), 1 otherwise, 2 for a
 //! command line that cannot be read.
 
+mod check;
 mod client;
 mod drain;
 mod explain;
@@ -40,6 +41,8 @@ enum Command {
     Run(RunArgs),
     /// Creates or updates the inbox's tables, and ends
     Migrate(MigrateArgs),
+    /// Reads a configuration and tells all its problems; with --connect, tries what it names
+    Check(check::CheckArgs),
     /// Tells what is known of one message
     Explain(explain::ExplainArgs),
     /// Tells the running sidecar to take nothing more, and waits until it has finished
@@ -116,6 +119,7 @@ pub fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(arguments) => start(run_inputs(arguments), app::run),
         Command::Migrate(arguments) => start(migrate_inputs(arguments), app::migrate),
+        Command::Check(arguments) => check::run(arguments),
         Command::Explain(mut arguments) => {
             let ask = std::mem::take(&mut arguments.ask);
             once(explain_inputs(ask), app::EXIT_CONFIG, |config| explain::run(config, arguments))

@@ -1,0 +1,101 @@
+//! Tries what a configuration names, without consuming, delivering or writing anything.
+//!
+//! Invariants: everything is tried at once and each thing within the same bound; one that hangs
+//! hides no other.
+
+use std::time::Duration;
+
+use futures::future::{BoxFuture, FutureExt as _, join_all};
+use inboxd_contract::{Finding, Severity};
+
+use super::upkeep::chain;
+use super::{AppError, sources, store};
+use crate::config::{Config, SubscriptionConfig};
+
+/// What was found about one part of a configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checked {
+    /// `database`, or `subscription` and its name.
+    pub part: String,
+    /// In the order of what was tried.
+    pub findings: Vec<Finding>,
+}
+
+impl Checked {
+    /// Something of it cannot be used.
+    pub fn has_problem(&self) -> bool {
+        self.findings.iter().any(|finding| finding.severity == Severity::Problem)
+    }
+}
+
+/// Tries the database, and source and callback of each subscription.
+pub async fn check(config: &Config, within: Duration) -> Vec<Checked> {
+    let mut parts: Vec<BoxFuture<'_, Checked>> = vec![
+        async move {
+            let findings = bounded("database", within, database(config)).await;
+            Checked { part: "database".to_owned(), findings }
+        }
+        .boxed(),
+    ];
+    for subscription in &config.subscriptions {
+        parts.push(
+            async move {
+                let (source, callback) = futures::join!(
+                    bounded("source", within, sources::inspect(config, subscription)),
+                    bounded("callback", within, callback(subscription)),
+                );
+                let findings = source.into_iter().chain(callback).collect();
+                Checked { part: format!("subscription {}", subscription.settings.name), findings }
+            }
+            .boxed(),
+        );
+    }
+    join_all(parts).await
+}
+
+async fn bounded(
+    subject: &str,
+    within: Duration,
+    inspection: impl Future<Output = Vec<Finding>>,
+) -> Vec<Finding> {
+    tokio::time::timeout(within, inspection).await.unwrap_or_else(|_| {
+        let remedy = "see whether it hangs or a firewall drops packets, or give it more time with \
+                      --timeout";
+        vec![Finding::problem(subject, format!("no answer within {within:?}"), remedy)]
+    })
+}
+
+async fn callback(subscription: &SubscriptionConfig) -> Vec<Finding> {
+    match sources::http_forwarder(subscription) {
+        Ok(forwarder) => forwarder.inspect().await,
+        Err(error) => vec![refused(&error)],
+    }
+}
+
+async fn database(config: &Config) -> Vec<Finding> {
+    store::inspect(&config.database, config.lease).await
+}
+
+/// What only the library that it is meant for can refuse.
+pub(super) fn refused(error: &AppError) -> Finding {
+    let mut what = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        what.push_str(": ");
+        what.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    Finding::problem("configuration", what, "correct it; `inboxd run` would end with exit code 78")
+}
+
+/// The inbox cannot be looked into.
+pub(super) fn unusable(error: &AppError) -> Finding {
+    match error {
+        AppError::Store(cause) => Finding::problem(
+            "database",
+            chain(cause),
+            "see whether it runs, and whether database.url, user and password are right",
+        ),
+        other => refused(other),
+    }
+}
