@@ -1,6 +1,9 @@
 //! Command lines: every program that the documentation calls is known here, and its arguments
 //! are held against the program where it is ours.
 
+use inboxd::config::{self, Flags, Inputs};
+use secrecy::{ExposeSecret as _, SecretString};
+
 use super::markdown::Block;
 use super::repository::Repository;
 
@@ -110,10 +113,43 @@ fn one(repository: &Repository, program: &str, arguments: &[String]) -> Result<(
 fn ours(arguments: &[String]) -> Result<(), String> {
     let line = std::iter::once("inboxd".to_owned()).chain(arguments.iter().cloned());
     match inboxd::cli::grammar().try_get_matches_from(line) {
-        Ok(_) => Ok(()),
+        Ok(matches) => match matches.subcommand() {
+            Some(("run", matches)) => is_configuration(matches),
+            _ => Ok(()),
+        },
+        // Help and version.
         Err(error) if !error.use_stderr() => Ok(()),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// What the flags say is a configuration: the source's grammar, the callback, the database.
+fn is_configuration(matches: &clap::ArgMatches) -> Result<(), String> {
+    if matches.contains_id("config") && matches.get_one::<std::path::PathBuf>("config").is_some() {
+        // A file of the reader's; those that are shown are blocks of their own.
+        return Ok(());
+    }
+    let secret = |id: &str| {
+        matches.get_one::<SecretString>(id).map(|value| {
+            let value = value.expose_secret();
+            let broker = match value.starts_with("kafka://") {
+                true => "127.0.0.1:9092",
+                false => "amqp://guest:guest@127.0.0.1:5672/%2f",
+            };
+            SecretString::from(value.replace("$BROKER", broker))
+        })
+    };
+    let text = |id: &str| matches.get_one::<String>(id).cloned();
+    let flags = Flags {
+        source: secret("source").map(|value| (value, "--source")),
+        database: secret("database").map(|value| (value, "--database")),
+        callback: text("callback").map(|value| (value, "--callback")),
+        consumer_id: text("consumer_id").map(|value| (value, "--consumer-id")),
+        admin: text("admin").map(|value| (value, "--admin")),
+        ..Flags::default()
+    };
+    let inputs = Inputs { file: None, environment: Vec::new(), flags, needs_subscriptions: true };
+    config::load(inputs).map(drop).map_err(|error| error.to_string())
 }
 
 fn cargo(repository: &Repository, arguments: &[String]) -> Result<(), String> {

@@ -153,3 +153,43 @@ fn every_dependency_has_its_reason_in_the_architecture() {
         .collect();
     assert!(gone.is_empty(), "in ARCHITECTURE.md and not in Cargo.toml: {gone:?}");
 }
+
+/// The checks themselves: each of these is wrong, and is found.
+#[test]
+fn what_is_wrong_is_found() {
+    let repository = Repository::read();
+    let wrong_blocks = [
+        "```ruby\nputs 1\n```",
+        "```console\ninboxd run --sorce amqp://h\n```",
+        "```console\ninboxd run --source 'amqp://h:5672/?quue=orders' --callback http://h/\n```",
+        "```console\nscripts/nothing up\n```",
+        "```console\nscripts/services upp\n```",
+        "```console\neval \"$(scripts/services owned kafka x)\"\n```",
+        "```console\ncurl -s http://127.0.0.1:7461/nothing\n```",
+        "```console\nmystery --help\n```",
+        "```console\nif then\n```",
+        "```json\n{\"a\": }\n```",
+        "```toml\n[subscription.orders]\ncallbak = \"http://h/\"\n```",
+        "```toml fragment\n[subscription.orders]\nlaese = \"15s\"\n```",
+        "```python\nprint('of no file')\n```",
+        "```\ninboxd run\n```",
+    ];
+    for text in wrong_blocks {
+        let page = Page::parse(Path::new("docs/wrong.md"), text);
+        let [block] = page.blocks.as_slice() else { panic!("{text}") };
+        assert!(blocks::check(&repository, block).is_err(), "taken for right: {text}");
+    }
+    for span in [
+        "--no-such-flag",
+        "inboxd fly",
+        "inboxd_no_such_metric_total",
+        "INBOXD_NO_SUCH_VARIABLE",
+        "docs/nothing.md",
+        "/v1/nothing",
+        "database.retentoin",
+        "faults::{no_such_test_exists_here}",
+        "a_test_that_is_not_there",
+    ] {
+        assert!(names::check(&repository, span).is_err(), "taken for right: {span}");
+    }
+}
