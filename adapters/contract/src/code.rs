@@ -87,6 +87,8 @@ pub enum ErrorCode {
     HeldTooLong,
     /// The grace period ended before the work did.
     DrainCut,
+    /// Traces or metrics do not reach their collector.
+    TelemetryNotSent,
     /// A fault of inboxd itself.
     Bug,
 }

@@ -19,6 +19,7 @@ mod outcome;
 mod source;
 mod store;
 mod stored;
+mod trace;
 
 pub use code::ErrorCode;
 pub use encoding::{decode_percent, encode_percent};
@@ -42,3 +43,4 @@ pub use store::{
     SweepPolicy, SweepReport, Token,
 };
 pub use stored::StoredEnvelopeError;
+pub use trace::{is_valid_traceparent, is_valid_tracestate};

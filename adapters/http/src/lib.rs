@@ -17,7 +17,6 @@ mod inspect;
 mod proxy;
 mod response;
 mod sending;
-mod trace;
 
 pub use callback::Callback;
 pub use config::{HeaderCopy, HeaderPolicy, HttpConfig, HttpConfigError, TlsFiles};

@@ -11,13 +11,14 @@ mod names;
 
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
-use inboxd_contract::{Envelope, ForwardRequest, Origin, encode_percent};
+use inboxd_contract::{
+    Envelope, ForwardRequest, Origin, encode_percent, is_valid_traceparent, is_valid_tracestate,
+};
 
 use self::budget::Budget;
 pub use self::budget::{HEADER_LINES_MAX, HEADERS_BYTES_MAX, OMITTED_BYTES_MAX};
 pub(crate) use self::copied::CopyRule;
 pub use self::names::is_settable;
-use crate::trace;
 
 /// The longest value that a field of the message (type, producer, correlation and causation id,
 /// ordering key, content type) gives a header, in encoded bytes. A longer one is left out and
@@ -34,7 +35,7 @@ pub(crate) fn build(rule: &CopyRule, fixed: &HeaderMap, request: &ForwardRequest
     put_identity(&mut headers, request);
     let mut budget = Budget::new();
     put_content(&mut headers, &mut budget, request.envelope);
-    put_trace(&mut headers, request.envelope);
+    put_trace(&mut headers, request);
     put_fields(&mut headers, &mut budget, request);
     copied::put_cloud_event(&mut headers, &mut budget, request.envelope);
     copied::put_own(&mut headers, &mut budget, rule, request.envelope);
@@ -132,13 +133,20 @@ fn put_unfit(
     }
 }
 
-/// A valid context passes unchanged; an invalid one is left out, so that the application
-/// starts a trace of its own.
-fn put_trace(headers: &mut HeaderMap, envelope: &Envelope) {
-    let parent = envelope.traceparent.as_deref().filter(|value| trace::is_valid_traceparent(value));
+/// The forward's own context, or the message's: a valid one passes unchanged, an invalid one is
+/// left out, so that the application starts a trace of its own.
+fn put_trace(headers: &mut HeaderMap, request: &ForwardRequest<'_>) {
+    let (parent, state) = match request.trace {
+        Some(own) => (
+            Some(own.traceparent.as_bytes()),
+            own.tracestate.as_ref().map(|state| state.as_bytes()),
+        ),
+        None => (request.envelope.traceparent.as_deref(), request.envelope.tracestate.as_deref()),
+    };
+    let parent = parent.filter(|value| is_valid_traceparent(value));
     let Some(parent) = parent.and_then(|value| HeaderValue::from_bytes(value).ok()) else { return };
     headers.insert("traceparent", parent);
-    let state = envelope.tracestate.as_deref().filter(|value| trace::is_valid_tracestate(value));
+    let state = state.filter(|value| is_valid_tracestate(value));
     if let Some(state) = state.and_then(|value| HeaderValue::from_bytes(value).ok()) {
         headers.insert("tracestate", state);
     }

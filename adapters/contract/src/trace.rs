@@ -1,4 +1,4 @@
-//! Which trace contexts are passed on: those that W3C Trace Context calls valid.
+//! Which trace contexts count: those that W3C Trace Context calls valid.
 
 const TRACE_PARENT_LEN: usize = 55;
 /// A later version may add fields; nobody needs this many bytes of them.
@@ -8,7 +8,7 @@ const TRACE_STATE_MEMBERS_MAX: usize = 32;
 
 /// A `traceparent` that may be passed on as it is. A version above 00 is valid where its first
 /// four fields are, and may have more of them.
-pub(crate) fn is_valid_traceparent(value: &[u8]) -> bool {
+pub fn is_valid_traceparent(value: &[u8]) -> bool {
     if value.len() < TRACE_PARENT_LEN || value.len() > TRACE_PARENT_LEN_MAX {
         return false;
     }
@@ -29,7 +29,7 @@ pub(crate) fn is_valid_traceparent(value: &[u8]) -> bool {
 }
 
 /// A `tracestate` that may be passed on as it is.
-pub(crate) fn is_valid_tracestate(value: &[u8]) -> bool {
+pub fn is_valid_tracestate(value: &[u8]) -> bool {
     if value.len() > TRACE_STATE_LEN_MAX {
         return false;
     }
