@@ -21,6 +21,7 @@ mod health;
 mod horizon;
 mod identity;
 mod incarnation;
+mod inspect;
 mod partitions;
 mod raw;
 mod shared;
@@ -30,5 +31,6 @@ mod tracker;
 mod worker;
 
 pub use config::{KafkaConfig, StartAt};
+pub use inspect::inspect;
 pub use shared::KafkaCounters;
 pub use source::KafkaSource;

@@ -32,7 +32,7 @@ async fn grow(place: &Place, partitions: usize, id: &str) {
 }
 
 /// What retention does, at once.
-async fn delete_records_before(place: &Place, partition: i32, offset: i64) {
+pub async fn delete_records_before(place: &Place, partition: i32, offset: i64) {
     let admin = admin(&place.brokers);
     let mut list = TopicPartitionList::new();
     list.add_partition_offset(&place.topic, partition, Offset::Offset(offset)).expect("an offset");

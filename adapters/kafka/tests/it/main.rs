@@ -5,6 +5,7 @@ mod conformance;
 mod connections;
 mod front;
 mod groups;
+mod inspect;
 mod latest;
 mod mock;
 mod positions;
