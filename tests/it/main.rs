@@ -16,5 +16,6 @@ mod kafka;
 mod lifecycle;
 mod matrix;
 mod newcomer;
+mod operator;
 mod rabbitmq;
 mod refusals;

@@ -7,7 +7,7 @@ pub mod sidecar;
 
 pub use broker::{Broker, BrokerKind, Message};
 pub use database::{Database, DatabaseKind, Session};
-pub use sidecar::Sidecar;
+pub use sidecar::{Sidecar, Told};
 
 use std::time::Duration;
 

@@ -14,6 +14,14 @@ use tokio::process::{Child, Command};
 
 use super::PATIENCE;
 
+/// What a command that has ended said.
+#[derive(Debug)]
+pub struct Told {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
 /// A running (or ended) `inboxd run`. Dropped: killed.
 pub struct Sidecar {
     child: Child,
@@ -70,6 +78,26 @@ impl Sidecar {
     pub fn start_again(&mut self) {
         self.child = spawn(&self.dir, self.lives, &self.arguments, &self.environment);
         self.lives += 1;
+    }
+
+    /// Another command of the binary, with the same configuration, environment and directory.
+    pub async fn command(&self, command: &str, arguments: &[&str]) -> Told {
+        let command = Command::new(env!("CARGO_BIN_EXE_inboxd"))
+            .arg(command)
+            .args(arguments)
+            .args(["--config", "inboxd.toml"])
+            .current_dir(self.dir.path())
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output();
+        let output = tokio::time::timeout(PATIENCE, command).await.expect("the command ends");
+        let output = output.expect("the command starts");
+        Told {
+            code: output.status.code(),
+            out: String::from_utf8(output.stdout).expect("text"),
+            err: String::from_utf8(output.stderr).expect("text"),
+        }
     }
 
     /// Where its admin API listens.

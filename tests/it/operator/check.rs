@@ -1,0 +1,90 @@
+//! `inboxd check`: problems before a start, and with `--connect` what cannot be used.
+
+use inboxd_conformance::app::App;
+use serde_json::Value;
+
+use crate::support::{
+    Broker, BrokerKind, Database, DatabaseKind, Sidecar, Told, config, subscription,
+};
+
+async fn check(config: &str, arguments: &[&str]) -> Told {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("inboxd.toml");
+    std::fs::write(&path, config).expect("written");
+    let output = tokio::process::Command::new(env!("CARGO_BIN_EXE_inboxd"))
+        .arg("check")
+        .arg("--config")
+        .arg(&path)
+        .args(arguments)
+        .output()
+        .await
+        .expect("the command ends");
+    Told {
+        code: output.status.code(),
+        out: String::from_utf8(output.stdout).expect("text"),
+        err: String::from_utf8(output.stderr).expect("text"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_configuration_is_checked_without_connecting_to_anything() {
+    let good = "[broker.main]\nkind = \"rabbitmq\"\nurl = \"nowhere.invalid\"\n\
+                [subscription.orders]\ncallback = \"http://nowhere.invalid/\"\n\
+                source = { broker = \"main\", queue = \"q\" }\n";
+    let told = check(good, &[]).await;
+    assert_eq!(told.code, Some(0), "{told:?}");
+    assert!(told.out.contains("no problem: subscription orders"), "{told:?}");
+
+    let bad = format!("{good}colour = \"red\"\n[admin]\nlisten = \"everywhere\"\n");
+    let told = check(&bad, &[]).await;
+    assert_eq!(told.code, Some(78), "{told:?}");
+    assert!(told.out.contains("inboxd.toml:7") && told.out.contains("inboxd.toml:9"), "{told:?}");
+    let told = check(&bad, &["--format", "json"]).await;
+    assert_eq!(told.code, Some(78), "{told:?}");
+    let document: Value = serde_json::from_str(&told.out).expect("JSON");
+    assert_eq!(document["ok"], false);
+    assert_eq!(document["problems"].as_array().map(Vec::len), Some(2), "{document}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_that_is_named_is_tried_and_nothing_is_touched() {
+    let app = App::start().await;
+    let absent = App::not_started();
+    let database = Database::new(DatabaseKind::Postgres);
+    let (queue, mut topic) =
+        (Broker::new(BrokerKind::RabbitQuorum).await, Broker::new(BrokerKind::Kafka).await);
+    topic.label = "records";
+    let fine = format!(
+        "{}\n{}\n{}",
+        config(&queue, &database, &queue.name, &app.url("/"), "", ""),
+        topic.config(),
+        subscription("records", &topic, &topic.name, &app.url("/"), ""),
+    );
+    // The tables are there once a sidecar has run.
+    let mut sidecar = Sidecar::start(&fine);
+    sidecar.ready().await;
+    assert!(sidecar.stop().await.success(), "{}", sidecar.log());
+    let told = check(&fine, &["--connect"]).await;
+    assert_eq!(told.code, Some(0), "{told:?}");
+    for part in ["database\n", "subscription orders\n", "subscription records\n"] {
+        assert!(told.out.contains(part), "{told:?}");
+    }
+    assert_eq!(app.ledger().begun(), 0, "no message was made up");
+
+    let broken = format!(
+        "{fine}\n{}\n[broker.away]\nkind = \"rabbitmq\"\nurl = \"amqp://guest:geheim@127.0.0.1:1/\"\n",
+        subscription("absent", &queue, "absent", &absent.url("/"), "").replace("main", "away"),
+    );
+    let told = check(&broken, &["--connect", "--timeout", "5s", "--format", "json"]).await;
+    assert_eq!(told.code, Some(69), "{told:?}");
+    assert!(!told.out.contains("geheim"), "{told:?}");
+    let document: Value = serde_json::from_str(&told.out).expect("JSON");
+    let with_problems: Vec<_> = document["parts"]
+        .as_array()
+        .expect("parts")
+        .iter()
+        .filter(|part| part.to_string().contains("\"problem\""))
+        .filter_map(|part| part["part"].as_str())
+        .collect();
+    assert_eq!(with_problems, ["subscription absent"], "{document}");
+}

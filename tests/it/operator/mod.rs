@@ -1,0 +1,6 @@
+//! What an operator types: check, explain, drain, health.
+
+mod check;
+mod drain;
+mod explain;
+mod health;
