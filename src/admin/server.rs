@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router, middleware};
@@ -28,7 +28,7 @@ use super::api::{self, Operator};
 use super::guard::{Guard, guard};
 use super::health::HealthRegistry;
 use super::problem::Problem;
-use crate::telemetry::{METRICS_CONTENT_TYPE, Metrics};
+use crate::telemetry::Metrics;
 
 /// How long answers under way may take once the listener closes.
 const CLOSE_WITHIN: Duration = Duration::from_millis(500);
@@ -203,8 +203,11 @@ async fn readyz(State(endpoints): State<Endpoints>) -> Response {
     (status(readiness.ready), Json(readiness)).into_response()
 }
 
-async fn metrics(State(endpoints): State<Endpoints>) -> Response {
-    ([(header::CONTENT_TYPE, METRICS_CONTENT_TYPE)], endpoints.metrics.encode()).into_response()
+async fn metrics(State(endpoints): State<Endpoints>, headers: HeaderMap) -> Response {
+    let accept: Vec<_> =
+        headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    let (content_type, text) = endpoints.metrics.encode_for(&accept.join(","));
+    ([(header::CONTENT_TYPE, content_type)], text).into_response()
 }
 
 fn status(good: bool) -> StatusCode {
@@ -217,6 +220,7 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
+    use crate::telemetry::METRICS_CONTENT_TYPE;
 
     async fn start(token: Option<&SecretString>) -> (AdminServer, HealthRegistry) {
         let health = HealthRegistry::new(Duration::from_secs(60));
@@ -253,10 +257,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn metrics_are_openmetrics() {
+    async fn metrics_are_in_the_format_that_is_asked_for() {
         let (server, _) = start(None).await;
-        let answer = ask(&server, "/metrics", "").await;
+        let openmetrics =
+            "Accept: application/openmetrics-text;version=1.0.0;q=0.75,text/plain\r\n";
+        let answer = ask(&server, "/metrics", openmetrics).await;
         assert!(answer.contains(METRICS_CONTENT_TYPE) && answer.contains("# EOF"), "{answer}");
+        for plain in ["", "Accept: text/plain;version=0.0.4\r\n", "Accept: */*\r\n"] {
+            let answer = ask(&server, "/metrics", plain).await;
+            assert!(answer.contains("text/plain; version=0.0.4"), "{answer}");
+            assert!(answer.contains("# TYPE inboxd_sweeps_total counter"), "{answer}");
+            assert!(!answer.contains("# EOF"), "{answer}");
+        }
     }
 
     #[tokio::test]

@@ -14,11 +14,13 @@ use crate::telemetry::Metrics;
 
 const PING_EVERY: Duration = Duration::from_secs(2);
 const PING_WITHIN: Duration = Duration::from_secs(5);
+/// Row counts are for graphs.
+const STATS_EVERY: Duration = Duration::from_secs(30);
 /// A claim that expired so long ago carries attempts of a message that no broker holds back.
 const IDLE_CLAIMS: Duration = Duration::from_secs(24 * 60 * 60);
 const ROWS_PER_STATEMENT: u32 = 1_000;
 
-/// The two tasks; stopped together.
+/// The tasks; stopped together.
 pub(super) struct Upkeep {
     stop: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
@@ -38,11 +40,16 @@ impl Upkeep {
             idle_claims: IDLE_CLAIMS,
             batch: ROWS_PER_STATEMENT,
         };
-        let sweeps = sweep(store.clone(), policy, config.sweep_interval, metrics);
-        Self { tasks: vec![spawn(&stop, sweeps), spawn(&stop, ping(store, database))], stop }
+        let sweeps = sweep(store.clone(), policy, config.sweep_interval, metrics.clone());
+        let tasks = vec![
+            spawn(&stop, sweeps),
+            spawn(&stop, count(store.clone(), metrics)),
+            spawn(&stop, ping(store, database)),
+        ];
+        Self { tasks, stop }
     }
 
-    /// Stops both where they are: a sweep that is cut has deleted whole batches.
+    /// Stops them where they are: a sweep that is cut has deleted whole batches.
     pub(super) async fn stop(self) {
         self.stop.cancel();
         for task in self.tasks {
@@ -87,6 +94,21 @@ async fn sweep(
                 tracing::warn!(code = %ErrorCode::SweepFailed, cause = %chain(&error), "old rows were not deleted; trying again later");
             }
         }
+    }
+}
+
+/// How much the inbox holds. What cannot be known now is not shown.
+async fn count(store: Arc<dyn InboxStore>, metrics: Metrics) {
+    loop {
+        match tokio::time::timeout(PING_WITHIN, store.stats()).await {
+            Ok(Ok(stats)) => metrics.inbox(Some(&stats)),
+            Ok(Err(error)) => {
+                tracing::debug!(cause = %chain(&error), "rows are not counted now");
+                metrics.inbox(None);
+            }
+            Err(_) => metrics.inbox(None),
+        }
+        tokio::time::sleep(STATS_EVERY).await;
     }
 }
 

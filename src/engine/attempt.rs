@@ -109,6 +109,9 @@ impl<'a> Journey<'a> {
             let Some(lease) = lease else {
                 unreachable!("an answer that holds comes with a lease")
             };
+            if attempts > 1 {
+                hub.metrics().claim_taken_over();
+            }
             return Claimed::Held(Held { lease, attempts, supersedes_dead, slot });
         }
     }

@@ -147,6 +147,7 @@ fn settle(shared: &Shared, item: Item, end: End) {
         End::Release => Outcome::Released,
     };
     shared.metrics.outcome(outcome);
+    shared.metrics.settled_seconds(delivery.received_at.elapsed().as_secs_f64());
     match end {
         End::Ack(_) => delivery.acker.ack(),
         End::Release if broken!(ForgetReleaseOnCancel) => std::mem::forget(delivery.acker),

@@ -11,45 +11,17 @@
 //! event is right. Units are base units: seconds, bytes.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
-use inboxd_contract::SweepReport;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::{Family, MetricConstructor};
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
-use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
+use inboxd_contract::{StoreStats, SweepReport};
+use prometheus_client::encoding::{prometheus_text, text};
+use prometheus_client::registry::Registry;
+use strum::{EnumIter, IntoStaticStr};
 
+use super::families::Families;
 use super::subscription::SubscriptionMetrics;
 
 /// The `Content-Type` of [`Metrics::encode`].
 pub const METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-pub(super) type Labels<const N: usize> = [(&'static str, String); N];
-type Counters<const N: usize> = Family<Labels<N>, Counter>;
-type Gauges<const N: usize> = Family<Labels<N>, Gauge>;
-type FloatGauges<const N: usize> = Family<Labels<N>, Gauge<f64, AtomicU64>>;
-type Histograms<const N: usize> = Family<Labels<N>, Histogram, Buckets>;
-
-/// Bucket bounds of a histogram family, in seconds.
-#[derive(Clone, Copy)]
-pub(super) struct Buckets(&'static [f64]);
-
-impl MetricConstructor<Histogram> for Buckets {
-    fn new_metric(&self) -> Histogram {
-        Histogram::new(self.0.iter().copied())
-    }
-}
-
-/// From a callback next door to one at the default timeout.
-const FORWARD_BUCKETS: Buckets = Buckets(&[
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
-]);
-/// From one statement on a local disk to a lock timeout.
-const STORE_BUCKETS: Buckets =
-    Buckets(&[0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 3.0]);
 
 /// The kinds of calls to the store, label `call`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, IntoStaticStr)]
@@ -77,194 +49,9 @@ pub struct Metrics(Arc<Inner>);
 
 struct Inner {
     registry: Registry,
+    /// What only exports show.
+    conventions: Registry,
     families: Families,
-}
-
-#[derive(Clone)]
-pub(super) struct Families {
-    pub(super) deliveries: Counters<2>,
-    pub(super) forwards: Counters<2>,
-    pub(super) retries: Counters<2>,
-    pub(super) forward_seconds: Histograms<1>,
-    pub(super) in_flight: Gauges<1>,
-    pub(super) in_flight_bytes: Gauges<1>,
-    pub(super) held: Gauges<1>,
-    pub(super) lane_waiting: Gauges<1>,
-    pub(super) id_conflicts: Counters<1>,
-    pub(super) panics: Counters<1>,
-    pub(super) paused: Gauges<1>,
-    pub(super) source_phase: Gauges<2>,
-    pub(super) reconnects: Counters<1>,
-    pub(super) partition_lag: Gauges<2>,
-    pub(super) partition_oldest_seconds: FloatGauges<2>,
-    pub(super) partition_paused: Gauges<2>,
-    store_seconds: Histograms<1>,
-    store_members: Counters<1>,
-    store_failures: Counters<1>,
-    claims_lost: Counter,
-    sweeps: Counters<1>,
-    swept_rows: Counters<1>,
-}
-
-impl Families {
-    fn new() -> Self {
-        Self {
-            deliveries: Family::default(),
-            forwards: Family::default(),
-            retries: Family::default(),
-            forward_seconds: Family::new_with_constructor(FORWARD_BUCKETS),
-            in_flight: Family::default(),
-            in_flight_bytes: Family::default(),
-            held: Family::default(),
-            lane_waiting: Family::default(),
-            id_conflicts: Family::default(),
-            panics: Family::default(),
-            paused: Family::default(),
-            source_phase: Family::default(),
-            reconnects: Family::default(),
-            partition_lag: Family::default(),
-            partition_oldest_seconds: Family::default(),
-            partition_paused: Family::default(),
-            store_seconds: Family::new_with_constructor(STORE_BUCKETS),
-            store_members: Family::default(),
-            store_failures: Family::default(),
-            claims_lost: Counter::default(),
-            sweeps: Family::default(),
-            swept_rows: Family::default(),
-        }
-    }
-
-    fn register(&self, registry: &mut Registry) {
-        self.register_deliveries(registry);
-        self.register_source(registry);
-        self.register_store(registry);
-    }
-
-    fn register_deliveries(&self, to: &mut Registry) {
-        to.register("deliveries", "What became of deliveries", self.deliveries.clone());
-        to.register("forwards", "Attempts at the callback, by verdict", self.forwards.clone());
-        to.register(
-            "forward_retries",
-            "Attempts to be made again, by reason",
-            self.retries.clone(),
-        );
-        to.register_with_unit(
-            "forward_duration",
-            "Time of one attempt at the callback, response included",
-            Unit::Seconds,
-            self.forward_seconds.clone(),
-        );
-        to.register(
-            "in_flight_deliveries",
-            "Deliveries taken from the broker and not settled",
-            self.in_flight.clone(),
-        );
-        to.register_with_unit(
-            "in_flight",
-            "Size of the deliveries taken from the broker and not settled",
-            Unit::Bytes,
-            self.in_flight_bytes.clone(),
-        );
-        to.register(
-            "held_deliveries",
-            "Deliveries without a message id that are held unsettled until the first id is seen",
-            self.held.clone(),
-        );
-        to.register(
-            "lane_waiting_deliveries",
-            "Deliveries that wait for another of their ordering lane",
-            self.lane_waiting.clone(),
-        );
-        to.register(
-            "id_conflicts",
-            "Deliveries with a known message id and other content",
-            self.id_conflicts.clone(),
-        );
-        to.register(
-            "attempt_panics",
-            "Attempts that panicked and gave their delivery back",
-            self.panics.clone(),
-        );
-        to.register(
-            "subscription_paused",
-            "1 while the subscription is paused and an operator must act",
-            self.paused.clone(),
-        );
-    }
-
-    fn register_source(&self, to: &mut Registry) {
-        to.register(
-            "source_phase",
-            "1 for the phase the source is in, 0 for the others",
-            self.source_phase.clone(),
-        );
-        to.register(
-            "source_reconnects",
-            "Connections and channels opened after the first",
-            self.reconnects.clone(),
-        );
-        to.register(
-            "partition_lag_records",
-            "Records between the committed position and the end of the partition",
-            self.partition_lag.clone(),
-        );
-        to.register_with_unit(
-            "partition_oldest_unsettled",
-            "Age of the oldest unsettled delivery of the partition, 0 without one",
-            Unit::Seconds,
-            self.partition_oldest_seconds.clone(),
-        );
-        to.register(
-            "partition_paused",
-            "1 while the broker is asked to send no more of the partition",
-            self.partition_paused.clone(),
-        );
-    }
-
-    fn register_store(&self, to: &mut Registry) {
-        to.register_with_unit(
-            "store_call_duration",
-            "Time of one call to the inbox database",
-            Unit::Seconds,
-            self.store_seconds.clone(),
-        );
-        to.register(
-            "store_call_members",
-            "Messages that calls to the inbox database carried",
-            self.store_members.clone(),
-        );
-        to.register(
-            "store_call_failures",
-            "Messages for which a call to the inbox database failed",
-            self.store_failures.clone(),
-        );
-        to.register(
-            "claims_lost",
-            "Claims that another instance took over before the result was recorded",
-            self.claims_lost.clone(),
-        );
-        to.register(
-            "sweeps",
-            "Sweeps of old rows; skipped while another instance is at it",
-            self.sweeps.clone(),
-        );
-        to.register("swept_rows", "Old rows deleted, by table", self.swept_rows.clone());
-    }
-
-    fn create_process_wide(&self) {
-        for call in StoreCall::iter() {
-            let labels = [("call", <&str>::from(call).to_owned())];
-            drop(self.store_seconds.get_or_create(&labels));
-            drop(self.store_members.get_or_create(&labels));
-            drop(self.store_failures.get_or_create(&labels));
-        }
-        for result in ["ran", "skipped", "failed"] {
-            drop(self.sweeps.get_or_create(&[("result", result.to_owned())]));
-        }
-        for table in ["messages", "parked", "claims"] {
-            drop(self.swept_rows.get_or_create(&[("table", table.to_owned())]));
-        }
-    }
 }
 
 impl Metrics {
@@ -274,7 +61,9 @@ impl Metrics {
         let mut registry = Registry::with_prefix("inboxd");
         families.register(&mut registry);
         families.create_process_wide();
-        Self(Arc::new(Inner { registry, families }))
+        let mut conventions = Registry::default();
+        families.register_conventions(&mut conventions);
+        Self(Arc::new(Inner { registry, conventions, families }))
     }
 
     /// The figures of one subscription, all of its labels created at zero.
@@ -294,6 +83,7 @@ impl Metrics {
         let families = &self.0.families;
         let labels = [("call", call.into().to_owned())];
         families.store_seconds.get_or_create(&labels).observe(seconds);
+        families.store_batch.get_or_create(&labels).observe(members as f64);
         families.store_members.get_or_create(&labels).inc_by(members as u64);
         if failed > 0 {
             families.store_failures.get_or_create(&labels).inc_by(failed as u64);
@@ -303,6 +93,37 @@ impl Metrics {
     /// A claim was taken over before its result was recorded.
     pub fn claims_lost(&self) {
         self.0.families.claims_lost.inc();
+    }
+
+    /// A claim was taken of a message that was tried before.
+    pub fn claim_taken_over(&self) {
+        self.0.families.claims_taken_over.inc();
+    }
+
+    /// What the inbox holds; `None`: not known now, so nothing is shown.
+    pub fn inbox(&self, stats: Option<&StoreStats>) {
+        let (rows, oldest) = (&self.0.families.inbox_rows, &self.0.families.inbox_oldest_seconds);
+        let known = stats.cloned().unwrap_or_default();
+        for (table, count) in
+            [("messages", known.messages), ("claims", known.claims), ("dead", known.dead)]
+        {
+            let labels = [("table", table.to_owned())];
+            match count {
+                Some(count) => {
+                    rows.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
+                }
+                None => drop(rows.remove(&labels)),
+            }
+        }
+        for (table, age) in [("messages", known.oldest_message), ("dead", known.oldest_dead)] {
+            let labels = [("table", table.to_owned())];
+            match age {
+                Some(age) => {
+                    oldest.get_or_create(&labels).set(age.as_secs_f64());
+                }
+                None => drop(oldest.remove(&labels)),
+            }
+        }
     }
 
     /// A sweep answered.
@@ -322,13 +143,39 @@ impl Metrics {
         self.0.families.sweeps.get_or_create(&[("result", "failed".to_owned())]).inc();
     }
 
-    /// The whole registry as OpenMetrics text, see [`METRICS_CONTENT_TYPE`].
-    pub fn encode(&self) -> String {
-        let mut text = String::new();
-        encode(&mut text, &self.0.registry)
-            .unwrap_or_else(|error| unreachable!("writing to a string cannot fail: {error}"));
-        text
+    /// The registry in the form that a client's `Accept` asks for, and its content type.
+    pub fn encode_for(&self, accept: &str) -> (&'static str, String) {
+        // Whoever names the format can read it, whatever it prefers.
+        if accept.to_ascii_lowercase().contains("application/openmetrics-text") {
+            return (METRICS_CONTENT_TYPE, self.encode());
+        }
+        (prometheus_text::CONTENT_TYPE, text_of(&self.0.registry, prometheus_text::encode))
     }
+
+    /// The registry as OpenMetrics text, see [`METRICS_CONTENT_TYPE`].
+    pub fn encode(&self) -> String {
+        text_of(&self.0.registry, text::encode)
+    }
+
+    /// What the conventions of OpenTelemetry name, as OpenMetrics text (with their names, which
+    /// have dots).
+    pub(super) fn encode_conventions(&self) -> String {
+        text_of(&self.0.conventions, text::encode)
+    }
+
+    pub(super) fn families(&self) -> &Families {
+        &self.0.families
+    }
+}
+
+fn text_of(
+    registry: &Registry,
+    encode: fn(&mut String, &Registry) -> Result<(), std::fmt::Error>,
+) -> String {
+    let mut text = String::new();
+    encode(&mut text, registry)
+        .unwrap_or_else(|error| unreachable!("writing to a string cannot fail: {error}"));
+    text
 }
 
 impl Default for Metrics {
@@ -341,6 +188,8 @@ impl Default for Metrics {
 mod tests {
     use std::sync::Arc;
     use std::time::Duration;
+
+    use strum::IntoEnumIterator as _;
 
     use inboxd_contract::{Outcome, PartitionReport, SourcePhase, SourceStatus, StreamId};
 

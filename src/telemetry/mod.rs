@@ -1,5 +1,6 @@
 //! What the process says about itself: metrics and log lines.
 
+mod families;
 mod log;
 mod metrics;
 mod subscription;

@@ -4,13 +4,13 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use inboxd_contract::{Outcome, RetryReason, SourcePhase, SourceStatus};
+use inboxd_contract::{Outcome, RetryReason, SourceCounts, SourcePhase, SourceStatus};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use strum::IntoEnumIterator;
 
-use super::metrics::{Families, Labels};
+use super::families::{Counters, Families, Labels};
 
 /// All values of `verdict`, those of later issues included where the contract has them.
 const VERDICTS: [&str; 5] = ["accepted", "refused", "retry", "park", "drop"];
@@ -35,6 +35,7 @@ struct Subscription {
     /// In the order of [`VERDICTS`].
     verdicts: [Counter; VERDICTS.len()],
     forward_seconds: Histogram,
+    settled_seconds: Histogram,
     in_flight: Gauge,
     in_flight_bytes: Gauge,
     held: Gauge,
@@ -43,8 +44,34 @@ struct Subscription {
     panics: Counter,
     paused: Gauge,
     reconnects: Counter,
+    /// In the order of [`counts`].
+    counts: [Counter; 6],
     /// The partitions of the last status: those that are gone lose their series.
     partitions: Mutex<HashSet<String>>,
+}
+
+/// The families of what [`SourceCounts`] counts, in the order of [`values`].
+fn counts(families: &Families) -> [&Counters<1>; 6] {
+    [
+        &families.rebalances,
+        &families.commit_errors,
+        &families.foreign_commits,
+        &families.started_over,
+        &families.consumer_cancels,
+        &families.source_releases,
+    ]
+}
+
+fn values(counts: &SourceCounts) -> [u64; 6] {
+    let SourceCounts {
+        rebalances,
+        commit_errors,
+        foreign_commits,
+        started_over,
+        cancels,
+        releases,
+    } = *counts;
+    [rebalances, commit_errors, foreign_commits, started_over, cancels, releases]
 }
 
 impl Subscription {
@@ -69,6 +96,7 @@ impl Subscription {
             verdicts: VERDICTS
                 .map(|verdict| families.forwards.get_or_create_owned(&with("verdict", verdict))),
             forward_seconds: families.forward_seconds.get_or_create_owned(&own),
+            settled_seconds: families.settled_seconds.get_or_create_owned(&own),
             in_flight: families.in_flight.get_or_create_owned(&own),
             in_flight_bytes: families.in_flight_bytes.get_or_create_owned(&own),
             held: families.held.get_or_create_owned(&own),
@@ -77,6 +105,7 @@ impl Subscription {
             panics: families.panics.get_or_create_owned(&own),
             paused: families.paused.get_or_create_owned(&own),
             reconnects: families.reconnects.get_or_create_owned(&own),
+            counts: counts(&families).map(|family| family.get_or_create_owned(&own)),
             partitions: Mutex::default(),
             families,
         }
@@ -121,6 +150,11 @@ impl SubscriptionMetrics {
         self.0.forward_seconds.observe(seconds);
     }
 
+    /// How long a delivery took from being taken to being settled.
+    pub fn settled_seconds(&self, seconds: f64) {
+        self.0.settled_seconds.observe(seconds);
+    }
+
     /// Deliveries and their bytes taken (positive) or settled (negative).
     pub fn in_flight(&self, delta_count: i64, delta_bytes: i64) {
         self.0.in_flight.inc_by(delta_count);
@@ -161,6 +195,17 @@ impl SubscriptionMetrics {
         }
         // The source counts from its own start: only ever upwards.
         own.reconnects.inner().fetch_max(status.reconnects, Ordering::Relaxed);
+        for (counter, value) in own.counts.iter().zip(values(&status.counts)) {
+            counter.inner().fetch_max(value, Ordering::Relaxed);
+        }
+        let labels = [("subscription", own.name.clone())];
+        match status.queue_depth {
+            Some(depth) => {
+                let depth = i64::try_from(depth).unwrap_or(i64::MAX);
+                own.families.queue_depth.get_or_create(&labels).set(depth);
+            }
+            None => drop(own.families.queue_depth.remove(&labels)),
+        }
         self.partitions(status);
     }
 
