@@ -1,0 +1,166 @@
+//! The store as one process sees it: every call passes the gate on its way there and back, and
+//! fares as the seed says.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use inboxd_contract::{
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, InboxKey, InboxStore, Look,
+    Notes, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits, SweepPolicy,
+    SweepReport, Token,
+};
+use inboxd_memory::{FaultPoint, MemoryDatabase, MemoryStore, StoreCall, StoreFault, StoreFaults};
+
+use super::chance::Chance;
+use super::life::Life;
+use super::oracle::Oracle;
+use super::plan::StoreProfile;
+
+/// Draws how each call fares, while there is chaos.
+pub struct Faults {
+    pub life: Arc<Life>,
+    pub chance: Chance,
+    pub profile: StoreProfile,
+    pub lease: Duration,
+    pub calm: Arc<AtomicBool>,
+    pub oracle: Oracle,
+}
+
+impl StoreFaults for Faults {
+    fn next(&self, call: StoreCall) -> StoreFault {
+        let profile = &self.profile;
+        let mut fault = StoreFault {
+            point: FaultPoint::Never,
+            delay_before: self.chance.up_to(profile.delay_max),
+            delay_after: self.chance.up_to(profile.delay_max),
+        };
+        if self.calm.load(SeqCst) {
+            return fault;
+        }
+        if self.chance.hits(profile.before_commit) {
+            fault.point = FaultPoint::BeforeCommit;
+        } else if self.chance.hits(profile.after_commit) {
+            fault.point = FaultPoint::AfterCommit;
+        }
+        if self.chance.hits(profile.slow) {
+            fault.delay_before = self.chance.up_to(self.lease);
+        }
+        if self.chance.hits(profile.slow) {
+            fault.delay_after = self.chance.up_to(self.lease);
+        }
+        if self.chance.hits(profile.hangs) {
+            fault.delay_before = self.lease * 3;
+        }
+        if fault.point != FaultPoint::Never {
+            self.oracle.store_failed(&self.life, call, fault.point);
+        }
+        fault
+    }
+}
+
+pub struct SimStore {
+    pub life: Arc<Life>,
+    pub inner: MemoryStore,
+    pub oracle: Oracle,
+}
+
+impl SimStore {
+    pub fn new(life: Arc<Life>, database: Arc<MemoryDatabase>, faults: Faults) -> Self {
+        let oracle = faults.oracle.clone();
+        Self { life, oracle, inner: MemoryStore::with_faults(database, Arc::new(faults)) }
+    }
+
+    async fn through<T>(&self, what: &str, call: impl Future<Output = T>) -> T {
+        self.life.pass(what).await;
+        let answer = call.await;
+        self.life.pass(what).await;
+        answer
+    }
+}
+
+#[async_trait]
+impl Notes for SimStore {
+    async fn note(&self, key: &str) -> Result<Option<String>, StoreError> {
+        self.through("note", self.inner.note(key)).await
+    }
+
+    async fn note_once(&self, key: &str, value: &str) -> Result<String, StoreError> {
+        self.through("note_once", self.inner.note_once(key, value)).await
+    }
+
+    async fn set_note(&self, key: &str, value: &str) -> Result<(), StoreError> {
+        self.through("set_note", self.inner.set_note(key, value)).await
+    }
+}
+
+#[async_trait]
+impl InboxStore for SimStore {
+    fn limits(&self) -> StoreLimits {
+        self.inner.limits()
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    async fn claim(
+        &self,
+        owner: &OwnerId,
+        lease: Duration,
+        requests: &[ClaimRequest],
+    ) -> Vec<Result<ClaimAnswer, StoreError>> {
+        self.through("claim", self.inner.claim(owner, lease, requests)).await
+    }
+
+    async fn renew(&self, lease: Duration, claims: &[Claim]) -> Result<Vec<Token>, StoreError> {
+        self.through("renew", self.inner.renew(lease, claims)).await
+    }
+
+    async fn count_attempts(&self, claims: &[Claim]) -> Vec<Result<Attempt, StoreError>> {
+        self.through("count", self.inner.count_attempts(claims)).await
+    }
+
+    async fn complete(&self, completions: &[Completion]) -> Vec<Result<Settled, StoreError>> {
+        // Those whose answer does not arrive may be found committed later.
+        let members = completions.len() as u64;
+        self.oracle.life(&self.life, |life| life.completions_unanswered += members);
+        let answers = self.through("complete", self.inner.complete(completions)).await;
+        let answered = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
+        self.oracle.life(&self.life, |life| life.completions_unanswered -= answered);
+        answers
+    }
+
+    async fn dead_letter(&self, letters: &[DeadLetter]) -> Vec<Result<Settled, StoreError>> {
+        self.through("dead_letter", self.inner.dead_letter(letters)).await
+    }
+
+    async fn release(&self, releases: &[Release]) -> Vec<Result<Settled, StoreError>> {
+        let answers = self.through("release", self.inner.release(releases)).await;
+        if answers.iter().any(Result::is_err) {
+            self.life.release_failed.store(true, SeqCst);
+        }
+        answers
+    }
+
+    async fn look(&self, keys: &[InboxKey]) -> Result<Vec<Look>, StoreError> {
+        self.through("look", self.inner.look(keys)).await
+    }
+
+    async fn parked(&self, key: &InboxKey) -> Result<Vec<ParkedCopy>, StoreError> {
+        self.through("parked", self.inner.parked(key)).await
+    }
+
+    async fn sweep(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError> {
+        self.through("sweep", self.inner.sweep(policy)).await
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        self.through("ping", self.inner.ping()).await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
