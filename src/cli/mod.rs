@@ -10,6 +10,7 @@ mod client;
 mod drain;
 mod explain;
 mod health;
+mod print;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -49,6 +50,10 @@ enum Command {
     Drain(drain::DrainArgs),
     /// Asks the running sidecar whether it is ready, or lives
     Health(health::HealthArgs),
+    /// Prints the JSON Schema of the configuration file, for editors
+    ConfigSchema(print::SchemaArgs),
+    /// Prints the completions of a shell
+    Completions(print::CompletionsArgs),
     /// Shows on this machine, with nothing installed, that nothing is lost when it is killed
     #[cfg(all(feature = "kafka", feature = "sqlite"))]
     Demo(crate::demo::DemoOptions),
@@ -97,7 +102,7 @@ struct MigrateArgs {
 
 #[derive(Args, Default)]
 struct CommonArgs {
-    /// A configuration file in TOML [env: INBOXD_CONFIG]
+    /// A configuration file in TOML or YAML [env: INBOXD_CONFIG]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The inbox: sqlite:FILE, postgres://… or mysql://…; sqlite:inbox.db where it is not set
@@ -133,6 +138,8 @@ pub fn main() -> ExitCode {
             // What probes make of other codes is their own business.
             once(ask_inputs(ask), 1, |config| health::run(config, arguments))
         }
+        Command::ConfigSchema(arguments) => print::schema(&arguments),
+        Command::Completions(arguments) => print::completions(&arguments, &mut grammar()),
         #[cfg(all(feature = "kafka", feature = "sqlite"))]
         Command::Demo(options) => demo(options),
     }
@@ -282,13 +289,11 @@ fn variable(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        grammar().debug_assert();
     }
 
     #[test]

@@ -38,6 +38,14 @@ impl BrokerKind {
         }
     }
 
+    /// As people write it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::RabbitMq => "RabbitMQ",
+            Self::Kafka => "Kafka",
+        }
+    }
+
     fn port(self, tls: bool) -> u16 {
         match (self, tls) {
             (Self::RabbitMq, false) => 5672,

@@ -8,13 +8,14 @@ use secrecy::{ExposeSecret, SecretString};
 use super::address::{Address, BrokerKind, parse, parse_hosts};
 use super::model::{Properties, TlsFiles};
 use super::names;
-use super::problem::Fault;
-use super::reader::{Section, read_secret};
+use super::problem::{Fault, quote};
+use super::reader::{Section, read_file};
 use super::tree::Value;
-use super::units::{minutes, seconds};
+use super::units::MIB;
 
 const NAME_BYTES_MAX: usize = 255;
 const PROPERTY_BYTES_MAX: usize = 64 * 1024;
+const PEM_BYTES_MAX: u64 = 4 * MIB;
 
 /// A broker as subscriptions use it.
 #[derive(Clone)]
@@ -45,22 +46,25 @@ impl Broker {
     }
 }
 
+/// `kind`.
+pub(super) const KINDS: [(&str, BrokerKind); 2] =
+    [("kafka", BrokerKind::Kafka), ("rabbitmq", BrokerKind::RabbitMq)];
+
 /// Reads one broker; `None` where too little is known of it to go on.
-pub(super) fn read(section: Section<'_>) -> Option<Broker> {
-    let kind =
-        section.choice("kind", &[("kafka", BrokerKind::Kafka), ("rabbitmq", BrokerKind::RabbitMq)]);
-    let tls = tls_switch(&section);
-    let address = address(&section, kind, tls.is_some());
+pub(super) fn read(section: &Section<'_>) -> Option<Broker> {
+    let kind = section.word("kind", &KINDS);
+    let tls = tls_switch(section);
+    let address = address(section, kind, tls.is_some());
     let password = section.secret("password");
     let user = section.parse("user", |text| names::broker_text(text, NAME_BYTES_MAX));
-    let heartbeat = section.duration("heartbeat", seconds(10), seconds(1)..=minutes(10));
+    let heartbeat = section.duration("heartbeat");
     if heartbeat.subsec_nanos() > 0 {
         let fault = Fault::new("AMQP counts it in whole seconds", "leave the fraction out");
         section.problem("heartbeat", fault);
     }
-    let properties = properties(&section);
+    let properties = properties(section);
     let broker = address.map(|address| {
-        let vhost = vhost(&section, &address);
+        let vhost = vhost(section, &address);
         Broker {
             kind: address.kind,
             tls: tls.or_else(|| address.tls.then(TlsFiles::default)),
@@ -73,16 +77,15 @@ pub(super) fn read(section: Section<'_>) -> Option<Broker> {
         }
     });
     if let Some(broker) = &broker {
-        check(&section, broker);
+        check(section, broker);
     }
-    section.finish();
     broker
 }
 
 fn address(section: &Section<'_>, kind: Option<BrokerKind>, tls: bool) -> Option<Address> {
     // Reads the twin url_file too. Faults never show the text: it may hold a password.
     let Some(url) = section.secret("url") else {
-        if !section.has("url") && !section.has("url_file") {
+        if !section.has_secret("url") {
             section.missing("url", "set host:port, or amqp://user@host/vhost");
         }
         return None;
@@ -105,7 +108,12 @@ fn address(section: &Section<'_>, kind: Option<BrokerKind>, tls: bool) -> Option
             parameters: Vec::new(),
         })
     };
-    parsed.map_err(|fault| section.problem("url", fault)).ok()
+    parsed
+        .map_err(|fault| {
+            let key = if section.has("url") { "url" } else { "url_file" };
+            section.unreadable(key, fault);
+        })
+        .ok()
 }
 
 fn consistent(address: Address, kind: Option<BrokerKind>) -> Result<Address, Fault> {
@@ -141,44 +149,29 @@ fn check(section: &Section<'_>, broker: &Broker) {
     if broker.user.is_some() != broker.password.is_some() {
         let (have, lack) =
             if broker.user.is_some() { ("user", "password") } else { ("password", "user") };
-        if !section.has(lack) && !section.has(&format!("{lack}_file")) {
+        if !section.has_secret(lack) {
             let remedy = format!("set {lack} too ({have} is set), or neither");
             section.missing(lack, remedy);
         }
     }
-    if broker.kind == BrokerKind::RabbitMq && section.has("properties") {
-        section.problem(
-            "properties",
-            Fault::new("they are librdkafka's, and this is RabbitMQ", "leave them out"),
-        );
-    }
-    if broker.kind == BrokerKind::Kafka && section.has("heartbeat") {
-        section.problem(
-            "heartbeat",
-            Fault::new("it is RabbitMQ's", "set properties.\"heartbeat.interval.ms\""),
-        );
-    }
+    section.refuse_those_of_others(broker.kind);
 }
 
 /// `tls = true`, `tls = false` or a table of files.
 fn tls_switch(section: &Section<'_>) -> Option<TlsFiles> {
     match section.node("tls").map(|node| &node.value) {
-        Some(Value::Table(_)) => Some(tls_files(section.section("tls"))),
-        Some(_) => section.switch("tls", false).then(TlsFiles::default),
+        Some(Value::Table(_)) => Some(tls_files(&section.section("tls"))),
+        Some(_) => section.switch_if_set("tls").unwrap_or_default().then(TlsFiles::default),
         None => None,
     }
 }
 
 /// `ca_file`, `cert_file`, `key_file`.
-pub(super) fn tls_files(section: Section<'_>) -> TlsFiles {
+pub(super) fn tls_files(section: &Section<'_>) -> TlsFiles {
     let file = |key: &str| {
         section.parse(key, |text| {
-            std::fs::File::open(text).map(|_| PathBuf::from(text)).map_err(|error| {
-                Fault::new(
-                    format!("the file {text:?} cannot be read: {error}"),
-                    "name a readable PEM file",
-                )
-            })
+            read_file(text.as_ref(), PEM_BYTES_MAX, "name a readable PEM file")
+                .map(|_| PathBuf::from(text))
         })
     };
     let files = TlsFiles {
@@ -191,38 +184,40 @@ pub(super) fn tls_files(section: Section<'_>) -> TlsFiles {
             section.missing(lack, format!("a client certificate needs both; {have} is set"));
         }
     }
-    section.finish();
     files
 }
 
 fn properties(section: &Section<'_>) -> Properties {
     let table = section.section("properties");
     let mut properties = Properties::default();
-    for name in table.names() {
-        let Some(text) = table.text(name) else { continue };
-        let value = match name.strip_suffix("_file") {
-            Some(_) => read_secret(text.as_ref()),
-            None => Ok(text.into()),
-        };
-        let property = name.strip_suffix("_file").unwrap_or(name);
-        let fits = property.bytes().all(|b| b.is_ascii_graphic()) && !property.is_empty();
-        match value {
-            Ok(value) if fits && value.expose_secret().len() <= PROPERTY_BYTES_MAX => {
-                properties.insert(property, value);
-            }
-            Ok(_) => table.problem(
-                name,
-                Fault::new(
-                    "it is no property",
-                    format!(
-                        "use librdkafka's names, and values of at most {PROPERTY_BYTES_MAX} bytes"
-                    ),
-                ),
-            ),
-            Err(fault) => table.problem(name, fault),
+    for name in table.secret_names() {
+        let value = table.parse_secret(name, |value| {
+            property_value(value.expose_secret()).map(|()| value.clone())
+        });
+        if let Some(value) = value {
+            properties.insert(name, value);
         }
     }
     properties
+}
+
+/// librdkafka's names have no blanks.
+pub(super) fn property_name(name: &str) -> Result<(), Fault> {
+    if !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Ok(());
+    }
+    Err(Fault::new(format!("{} is no property", quote(name)), "use librdkafka's names"))
+}
+
+/// The value may be a secret: no fault shows it.
+pub(super) fn property_value(value: &str) -> Result<(), Fault> {
+    if value.len() <= PROPERTY_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Fault::new(
+        format!("it has {} bytes, the most is {PROPERTY_BYTES_MAX}", value.len()),
+        "name files by librdkafka's ….location instead of their content",
+    ))
 }
 
 impl Broker {

@@ -1,20 +1,22 @@
 //! The environment as a layer: `INBOXD__SUBSCRIPTION__ORDERS__CALLBACK` is the key
 //! `subscription.orders.callback`.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 
+use super::declare::{Group, Kind};
+use super::keys;
+use super::names::plain;
 use super::problem::{Fault, Place, Problems};
 use super::tree::{Node, Table, Value, get, set};
 
 const PREFIX: &str = "INBOXD__";
 const SEPARATOR: &str = "__";
-/// Tables of headers.
-const HEADERS: [&[&str]; 2] = [&["headers", "set"], &["telemetry", "headers"]];
 
 /// Reads the variables that begin with `INBOXD__` (and `RUST_LOG`, as `log.level`).
 ///
-/// Environment variables are written in capitals and cannot hold `-` or `.`: a name that differs
-/// from one of `base` by that alone means that one; else it is taken in lower
+/// Variables are written in capitals and cannot hold `-` or `.`: a name that the operator chose
+/// and that differs from one of `base` by that alone means that one; else it is taken in lower
 /// case. Below `properties`, `_` stands for the dots of librdkafka's names, below
 /// `headers.set` and `telemetry.headers` for the `-` of a header's.
 pub(super) fn layer(
@@ -30,6 +32,7 @@ pub(super) fn layer(
     variables.sort();
 
     let mut layer = Table::new();
+    let mut taken = BTreeMap::new();
     for (name, value) in variables {
         let place = Place::Environment(name.as_str().into());
         let Ok(value) = value.into_string() else {
@@ -44,78 +47,127 @@ pub(super) fn layer(
             }
             continue;
         };
-        let segments: Vec<&str> = path.split(SEPARATOR).collect();
-        if segments.iter().any(|segment| segment.is_empty()) {
+        let path = match resolve(path, base) {
+            Ok(path) => path,
+            Err(fault) => {
+                problems.add(place, "", fault);
+                continue;
+            }
+        };
+        if let Some(other) = in_the_way(&taken, &path) {
             let fault = Fault::new(
-                "the name has an empty part",
-                "join the parts of a key by two underscores: INBOXD__SUBSCRIPTION__ORDERS__CALLBACK",
+                format!("{other} sets the same key, or one that contains it"),
+                "unset one of the two",
             );
             problems.add(place, "", fault);
             continue;
         }
-        let path = resolve(&segments, base);
-        let path: Vec<&str> = path.iter().map(String::as_str).collect();
-        set(&mut layer, &path, Node::scalar(value, place));
+        let keys: Vec<&str> = path.iter().map(String::as_str).collect();
+        set(&mut layer, &keys, Node::scalar(value, place));
+        taken.insert(path, name);
     }
     layer
 }
 
-fn resolve(segments: &[&str], base: &Table) -> Vec<String> {
-    let mut below = Some(base);
-    let mut path: Vec<String> = Vec::with_capacity(segments.len());
-    for segment in segments {
-        let mut same = below
-            .into_iter()
-            .flatten()
-            .map(|(key, _)| key)
-            .filter(|key| plain(key) == plain(segment));
-        let key = match (same.next(), same.next(), twin(segment, below)) {
-            (Some(key), None, _) => key.clone(),
-            (None, None, Some(twin)) => twin,
-            _ if ends_with(&path, &["properties"]) => joined(segment, "."),
-            _ if HEADERS.iter().any(|parents| ends_with(&path, parents)) => joined(segment, "-"),
-            _ => segment.to_ascii_lowercase(),
+/// A variable of the same key, or of one above or below it.
+fn in_the_way<'a>(taken: &'a BTreeMap<Vec<String>, String>, path: &[String]) -> Option<&'a str> {
+    let above = (1..=path.len()).find_map(|length| taken.get(&path[..length]));
+    let below = || {
+        let (known, name) = taken.range(path.to_vec()..).next()?;
+        known.starts_with(path).then_some(name)
+    };
+    above.or_else(below).map(String::as_str)
+}
+
+/// What the names of a table are.
+#[derive(Clone, Copy)]
+enum Names {
+    /// Keys of the program.
+    Keys(&'static Group),
+    /// The operator's names for tables.
+    Tables(&'static Group),
+    /// The operator's names for values; what joins their words; whether they have twins.
+    Values(&'static str, bool),
+    /// No table, or one that is not known.
+    Unknown,
+}
+
+fn below(names: Names, key: &str) -> Names {
+    match names {
+        Names::Tables(group) => Names::Keys(group),
+        Names::Keys(group) => match group.find(key).map(|key| &key.kind) {
+            Some(Kind::Table(group) | Kind::SwitchOrTable(group)) => Names::Keys(group),
+            Some(Kind::Tables { group, .. }) => Names::Tables(group),
+            Some(Kind::Values { join, value, .. }) => {
+                Names::Values(join, matches!(value, Kind::Secret(_)))
+            }
+            _ => Names::Unknown,
+        },
+        Names::Values(..) | Names::Unknown => Names::Unknown,
+    }
+}
+
+fn resolve(path: &str, base: &Table) -> Result<Vec<String>, Fault> {
+    let mut names = Names::Keys(&keys::ROOT);
+    let mut table = Some(base);
+    let mut resolved: Vec<String> = Vec::new();
+    for segment in path.split(SEPARATOR) {
+        if segment.is_empty() {
+            return Err(Fault::new(
+                "the name has an empty part",
+                "join the parts of a key by two underscores: INBOXD__SUBSCRIPTION__ORDERS__CALLBACK",
+            ));
+        }
+        let key = match names {
+            Names::Keys(_) | Names::Unknown => segment.to_ascii_lowercase(),
+            Names::Tables(_) => {
+                alike(segment, table).unwrap_or_else(|| segment.to_ascii_lowercase())
+            }
+            Names::Values(join, twins) => alike(segment, table)
+                .or_else(|| twin(segment, table).filter(|_| twins))
+                .unwrap_or_else(|| joined(segment, join, twins)),
         };
-        below = match below.and_then(|table| table.get(&key)) {
+        names = below(names, &key);
+        table = match table.and_then(|table| table.get(&key)) {
             Some(Node { value: Value::Table(table), .. }) => Some(table),
             _ => None,
         };
-        path.push(key);
+        resolved.push(key);
     }
-    path
+    Ok(resolved)
 }
 
-fn plain(name: &str) -> String {
-    name.to_ascii_lowercase().replace(['-', '.'], "_")
+/// The one key of a table that is written like this.
+fn alike(name: &str, table: Option<&Table>) -> Option<String> {
+    let mut same = table?.keys().filter(|key| plain(key) == plain(name));
+    let first = same.next()?;
+    // Two are told apart by no variable, which the check of the file says.
+    Some(first.clone())
 }
 
 /// Where `_` stands for what librdkafka's names, or those of headers, are joined by.
-fn joined(name: &str, by: &str) -> String {
+fn joined(name: &str, by: &str, twins: bool) -> String {
     let name = name.to_ascii_lowercase();
     // The twin that names a file keeps its suffix.
-    match name.strip_suffix("_file") {
+    match name.strip_suffix("_file").filter(|_| twins) {
         Some(name) => format!("{}_file", name.replace('_', by)),
         None => name.replace('_', by),
     }
 }
 
-/// A secret and its `_file` twin are one key, whose spelling is that of `base`.
-fn twin(name: &str, base: Option<&Table>) -> Option<String> {
+/// A secret and its `_file` twin are one key, whose spelling is that of the table.
+fn twin(name: &str, table: Option<&Table>) -> Option<String> {
     let name = plain(name);
-    base?.keys().find_map(|key| match (key.strip_suffix("_file"), name.strip_suffix("_file")) {
+    table?.keys().find_map(|key| match (key.strip_suffix("_file"), name.strip_suffix("_file")) {
         (Some(key), None) if plain(key) == name => Some(key.to_owned()),
         (None, Some(name)) if plain(key) == name => Some(format!("{key}_file")),
         _ => None,
     })
 }
 
-fn ends_with(path: &[String], parents: &[&str]) -> bool {
-    path.len() >= parents.len() && path[path.len() - parents.len()..] == *parents
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::tree::from_toml;
+    use super::super::toml::read as from_toml;
     use super::*;
 
     fn layer_of(variables: &[(&str, &str)], base: &str) -> (Table, Problems) {
@@ -181,6 +233,22 @@ mod tests {
         assert_eq!(text(&layer, &["log", "level"]), "debug");
         let (layer, _) = layer_of(&[("RUST_LOG", "debug"), ("INBOXD__LOG__LEVEL", "warn")], "");
         assert_eq!(text(&layer, &["log", "level"]), "warn");
+    }
+
+    #[test]
+    fn variables_that_contradict_each_other_are_both_named() {
+        for (first, second) in [
+            ("INBOXD__SUBSCRIPTION__ORDERS", "INBOXD__SUBSCRIPTION__ORDERS__CALLBACK"),
+            ("INBOXD__SUBSCRIPTION__A__TLS__CA_FILE", "INBOXD__SUBSCRIPTION__a__TLS__CA_FILE"),
+            ("INBOXD__BROKER__A__TLS", "INBOXD__BROKER__A__TLS__CA_FILE"),
+        ] {
+            let (_, problems) = layer_of(&[(first, "x"), (second, "y")], "");
+            let error = problems.into_result::<()>(None).unwrap_err().to_string();
+            assert!(error.contains(first) && error.contains(second), "{error}");
+        }
+        let names = ["INBOXD__SUBSCRIPTION__A__LEASE", "INBOXD__SUBSCRIPTION__A_B__LEASE"];
+        let (_, problems) = layer_of(&[(names[0], "x"), (names[1], "y")], "");
+        assert!(problems.is_empty());
     }
 
     #[test]

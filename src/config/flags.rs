@@ -5,14 +5,18 @@ use std::path::PathBuf;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::{Address, BrokerKind, parse};
-use super::problem::{Fault, Place, Problem, Problems};
+use super::declare::Group;
+use super::keys;
+use super::problem::{Fault, Place, Problem, Problems, quote};
 use super::reader::read_secret;
-use super::subscription::{SOURCE_KEYS, SUBSCRIPTION_KEYS};
 use super::tree::{Node, Table, Value, get, remove, set};
 
 /// The name of the subscription, and of its broker, that flags make.
 const DEFAULT: &str = "default";
+/// The keys of a broker that a source's parameters may set, beside its properties.
 const BROKER_KEYS: &[&str] = &["heartbeat", "tls"];
+/// What has a flag of its own, or would name another source.
+const NOT_PARAMETERS: &[&str] = &["broker", "callback", "consumer_id", "source"];
 
 /// A value with the name of what gave it.
 pub type Flag<T> = Option<(T, &'static str)>;
@@ -149,19 +153,27 @@ fn add_parameter(layer: &mut Table, name: &str, key: &str, node: Node, problems:
     }
     let segments: Vec<&str> = key.split('.').collect();
     let first = segments.first().copied().unwrap_or_default();
-    let parent: &[&str] = if SOURCE_KEYS.contains(&first) {
+    let is_key_of = |group: &Group| group.find(first).is_some() && !NOT_PARAMETERS.contains(&first);
+    // `tls` of a source is the broker's.
+    let parent: &[&str] = if is_key_of(&keys::SOURCE) {
         &["subscription", name, "source"]
-    } else if SUBSCRIPTION_KEYS.contains(&first) {
+    } else if is_key_of(&keys::SUBSCRIPTION) && first != "tls" {
         &["subscription", name]
     } else if BROKER_KEYS.contains(&first) {
         &["broker", DEFAULT]
     } else {
         let remedy = format!(
             "use {}, properties.NAME, {} or a key of the subscription",
-            SOURCE_KEYS.join(", "),
+            keys::SOURCE
+                .keys
+                .iter()
+                .map(|key| key.name)
+                .filter(|key| *key != "broker")
+                .collect::<Vec<_>>()
+                .join(", "),
             BROKER_KEYS.join(", ")
         );
-        let fault = Fault::new(format!("the parameter {key:?} is not known"), remedy);
+        let fault = Fault::new(format!("the parameter {} is not known", quote(key)), remedy);
         problems.add(node.place, "", fault);
         return;
     };

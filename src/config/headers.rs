@@ -2,10 +2,9 @@
 
 use secrecy::{ExposeSecret, SecretString};
 
-use super::problem::Fault;
+use super::problem::{Fault, quote};
 use super::reader::Section;
 
-const HEADERS_MAX: usize = 64;
 const NAME_BYTES_MAX: usize = 256;
 const VALUE_BYTES_MAX: usize = 8 * 1024;
 
@@ -15,52 +14,36 @@ pub(super) fn read(
     allowed: impl Fn(&str) -> Result<(), Fault>,
 ) -> Vec<(String, SecretString)> {
     let mut headers: Vec<(String, SecretString)> = Vec::new();
-    for key in section.names() {
-        let name = key.strip_suffix("_file").unwrap_or(key);
-        if headers.iter().any(|(known, _)| known == name) {
-            continue;
+    for name in section.secret_names() {
+        if let Err(fault) = allowed(name) {
+            section.unreadable(name, fault);
         }
-        let twin = headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
-        if let Some((twin, _)) = twin {
-            let what = format!("{twin} is set too, and names of headers have no case");
-            section.problem(key, Fault::new(what, "set one of them"));
-            continue;
+        let value = section
+            .parse_secret(name, |value| check_value(value.expose_secret()).map(|()| value.clone()));
+        if let Some(value) = value {
+            headers.push((name.to_owned(), value));
         }
-        if let Err(fault) = check_name(name).and_then(|()| allowed(name)) {
-            section.problem(key, fault);
-            continue;
-        }
-        let Some(value) = section.secret(name) else { continue };
-        match check_value(value.expose_secret().trim()) {
-            Ok(()) => headers.push((name.to_owned(), value)),
-            Err(fault) => section.problem(key, fault),
-        }
-    }
-    if headers.len() > HEADERS_MAX {
-        section.problems.add(
-            section.place(),
-            section.path.clone(),
-            Fault::new(
-                format!("it has {} headers", headers.len()),
-                format!("set at most {HEADERS_MAX}"),
-            ),
-        );
     }
     headers
 }
 
-fn check_name(name: &str) -> Result<(), Fault> {
+/// What [`is_token`] takes, for the schema.
+pub(super) const TOKEN_PATTERN: &str = "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$";
+
+/// A header's name.
+pub(super) fn check_name(name: &str) -> Result<(), Fault> {
     if is_token(name) && name.len() <= NAME_BYTES_MAX {
         return Ok(());
     }
     Err(Fault::new(
-        format!("{name:?} is no header's name"),
+        format!("{} is no header's name", quote(name)),
         format!("use letters, digits and -, at most {NAME_BYTES_MAX}"),
     ))
 }
 
 /// The value may be a secret: no fault shows it.
-fn check_value(value: &str) -> Result<(), Fault> {
+pub(super) fn check_value(value: &str) -> Result<(), Fault> {
+    let value = value.trim();
     let remedy = format!("use 1 to {VALUE_BYTES_MAX} bytes of visible ASCII and spaces");
     if value.is_empty() {
         return Err(Fault::new("the value is blank", remedy));

@@ -1,7 +1,7 @@
 //! How a subscription finds ids, fingerprints and ordering keys.
 
 use super::address::BrokerKind;
-use super::problem::Fault;
+use super::problem::{Fault, quote};
 use super::reader::Section;
 use crate::engine::{
     Extractor, FingerprintOf, IdentitySettings, KeyFrom, OnIdConflict, OnMissingId, Ordering,
@@ -9,9 +9,20 @@ use crate::engine::{
 
 const HEADER_NAME_BYTES_MAX: usize = 255;
 const POINTER_BYTES_MAX: usize = 1024;
-const EXTRACTORS_MAX: usize = 16;
 const EXTRACTORS: &str = "property, header:NAME, cloudevents, json:/POINTER, hash:/POINTER,/POINTER, \
                           body-hash, kafka-key or kafka-position";
+
+/// `on_missing_id`.
+pub(super) const ON_MISSING_ID: [(&str, OnMissingId); 2] =
+    [("dead_letter", OnMissingId::DeadLetter), ("forward", OnMissingId::Forward)];
+
+/// `on_id_conflict`.
+pub(super) const ON_ID_CONFLICT: [(&str, OnIdConflict); 2] =
+    [("dead_letter", OnIdConflict::DeadLetter), ("duplicate", OnIdConflict::Duplicate)];
+
+/// `ordering`.
+pub(super) const ORDERINGS: [(&str, Ordering); 3] =
+    [("none", Ordering::None), ("key", Ordering::Key), ("partition", Ordering::Partition)];
 
 /// Reads `message_id`, `scope_by_producer`, `fingerprint` and the policies.
 pub(super) fn identity(
@@ -23,28 +34,13 @@ pub(super) fn identity(
         Some(items) => explicit(section, kind, items, notices),
         None => defaults(kind),
     };
-    let fingerprint = section.parse("fingerprint", fingerprint).unwrap_or_default();
-    let on_missing_is_explicit = section.has("on_missing_id");
     IdentitySettings {
         extractors,
-        scope_by_producer: section.switch("scope_by_producer", false),
-        fingerprint,
-        on_missing: section
-            .choice(
-                "on_missing_id",
-                &[("dead_letter", OnMissingId::DeadLetter), ("forward", OnMissingId::Forward)],
-            )
-            .unwrap_or_default(),
-        on_missing_is_explicit,
-        on_conflict: section
-            .choice(
-                "on_id_conflict",
-                &[
-                    ("dead_letter", OnIdConflict::DeadLetter),
-                    ("duplicate", OnIdConflict::Duplicate),
-                ],
-            )
-            .unwrap_or_default(),
+        scope_by_producer: section.switch("scope_by_producer"),
+        fingerprint: section.parse("fingerprint", fingerprint).unwrap_or_default(),
+        on_missing: section.choice("on_missing_id", &ON_MISSING_ID),
+        on_missing_is_explicit: section.has("on_missing_id"),
+        on_conflict: section.choice("on_id_conflict", &ON_ID_CONFLICT),
     }
 }
 
@@ -68,11 +64,18 @@ fn explicit(
         let fault = Fault::new("the list is empty", format!("name at least one of {EXTRACTORS}"));
         section.problem("message_id", fault);
     }
-    for item in join_hashes(items) {
-        match extractor(&item).and_then(|extractor| fits(extractor, kind)) {
+    for item in items {
+        let extractor = match extractor(&item) {
+            Ok(extractor) => extractor,
+            Err(fault) => {
+                section.unreadable("message_id", fault);
+                continue;
+            }
+        };
+        match fits(extractor, kind) {
             Ok(extractor) if extractors.contains(&extractor) => section.problem(
                 "message_id",
-                Fault::new(format!("{item:?} is there twice"), "name each once"),
+                Fault::new(format!("{} is there twice", quote(&item)), "name each once"),
             ),
             Ok(extractor) => extractors.push(extractor),
             Err(fault) => section.problem("message_id", fault),
@@ -84,20 +87,11 @@ fn explicit(
             section.key("message_id")
         ));
     }
-    if extractors.len() > EXTRACTORS_MAX {
-        section.problem(
-            "message_id",
-            Fault::new(
-                format!("it has {} entries, the most is {EXTRACTORS_MAX}", extractors.len()),
-                "keep those that messages really carry",
-            ),
-        );
-    }
     if extractors.is_empty() { defaults(kind) } else { extractors }
 }
 
 /// A list with commas splits `hash:/a,/b` too: what begins with a slash continues it.
-fn join_hashes(items: Vec<String>) -> Vec<String> {
+pub(super) fn join_hashes(items: Vec<String>) -> Vec<String> {
     let mut joined: Vec<String> = Vec::new();
     for item in items {
         match joined.last_mut() {
@@ -111,7 +105,8 @@ fn join_hashes(items: Vec<String>) -> Vec<String> {
     joined
 }
 
-fn extractor(text: &str) -> Result<Extractor, Fault> {
+/// One entry of `message_id`.
+pub(super) fn extractor(text: &str) -> Result<Extractor, Fault> {
     let (word, rest) = match text.split_once(':') {
         Some((word, rest)) => (word, Some(rest)),
         None => (text, None),
@@ -133,7 +128,7 @@ fn extractor(text: &str) -> Result<Extractor, Fault> {
             "a delivery tag is another at each delivery: no duplicate would ever be found",
             format!("use what the publisher sets: {EXTRACTORS}"),
         )),
-        _ => Err(Fault::new(format!("{text:?} is not known"), format!("use {EXTRACTORS}"))),
+        _ => Err(Fault::new(format!("{} is not known", quote(text)), format!("use {EXTRACTORS}"))),
     }
 }
 
@@ -155,7 +150,7 @@ fn header(name: &str) -> Result<String, Fault> {
         return Ok(name.to_owned());
     }
     Err(Fault::new(
-        format!("{name:?} is no header's name"),
+        format!("{} is no header's name", quote(name)),
         format!("use 1 to {HEADER_NAME_BYTES_MAX} bytes without control characters"),
     ))
 }
@@ -167,31 +162,33 @@ fn pointer(text: &str) -> Result<String, Fault> {
         return Ok(text.to_owned());
     }
     Err(Fault::new(
-        format!("{text:?} is no JSON pointer"),
+        format!("{} is no JSON pointer", quote(text)),
         format!(
             "write /key/0/key, ~1 for a / and ~0 for a ~ (RFC 6901), at most {POINTER_BYTES_MAX} bytes"
         ),
     ))
 }
 
-fn fingerprint(text: &str) -> Result<FingerprintOf, Fault> {
+/// `fingerprint`.
+pub(super) fn fingerprint(text: &str) -> Result<FingerprintOf, Fault> {
     match text.split_once(':') {
         None if text == "body" => Ok(FingerprintOf::Body),
         None if text == "off" => Ok(FingerprintOf::Off),
         Some(("json", at)) => pointer(at).map(FingerprintOf::Json),
-        _ => Err(Fault::new(format!("{text:?} is not known"), "set body, json:/POINTER or off")),
+        _ => Err(Fault::new(
+            format!("{} is not known", quote(text)),
+            "set body, json:/POINTER or off",
+        )),
     }
 }
 
 /// Reads `ordering` and `ordering_key`.
 pub(super) fn ordering(section: &Section<'_>, kind: BrokerKind) -> (Ordering, KeyFrom) {
-    let ordering = section
-        .choice(
-            "ordering",
-            &[("none", Ordering::None), ("key", Ordering::Key), ("partition", Ordering::Partition)],
-        )
-        .unwrap_or_default();
-    let given = section.parse("ordering_key", |text| key_from(text, kind));
+    let ordering = section.choice("ordering", &ORDERINGS);
+    let given = section.parse("ordering_key", key_from);
+    if let Some(fault) = given.as_ref().and_then(|key| key_fits(key, kind).err()) {
+        section.problem("ordering_key", fault);
+    }
     let is_set = section.has("ordering_key");
     if is_set && ordering != Ordering::Key {
         section.problem(
@@ -211,7 +208,8 @@ pub(super) fn ordering(section: &Section<'_>, kind: BrokerKind) -> (Ordering, Ke
     (ordering, given.unwrap_or(KeyFrom::RecordKey))
 }
 
-fn key_from(text: &str, kind: BrokerKind) -> Result<KeyFrom, Fault> {
+/// `ordering_key`.
+pub(super) fn key_from(text: &str) -> Result<KeyFrom, Fault> {
     let key = match (text.split_once(':'), text) {
         (None, "record-key") => KeyFrom::RecordKey,
         (None, "routing-key") => KeyFrom::RoutingKey,
@@ -219,12 +217,16 @@ fn key_from(text: &str, kind: BrokerKind) -> Result<KeyFrom, Fault> {
         (Some(("json", at)), _) => KeyFrom::Json(pointer(at)?),
         _ => {
             return Err(Fault::new(
-                format!("{text:?} is not known"),
+                format!("{} is not known", quote(text)),
                 "set record-key (Kafka), routing-key (RabbitMQ), header:NAME or json:/POINTER",
             ));
         }
     };
-    match (&key, kind) {
+    Ok(key)
+}
+
+fn key_fits(key: &KeyFrom, kind: BrokerKind) -> Result<(), Fault> {
+    match (key, kind) {
         (KeyFrom::RecordKey, BrokerKind::RabbitMq) => Err(Fault::new(
             "RabbitMQ's messages have no record key",
             "set routing-key, header:NAME or json:/POINTER",
@@ -233,7 +235,7 @@ fn key_from(text: &str, kind: BrokerKind) -> Result<KeyFrom, Fault> {
             "Kafka's records have no routing key",
             "set record-key, header:NAME or json:/POINTER",
         )),
-        _ => Ok(key),
+        _ => Ok(()),
     }
 }
 
@@ -279,11 +281,8 @@ mod tests {
     fn each_broker_has_its_own() {
         assert!(fits(Extractor::KafkaPosition, BrokerKind::RabbitMq).is_err());
         assert!(fits(Extractor::KafkaPosition, BrokerKind::Kafka).is_ok());
-        assert!(key_from("record-key", BrokerKind::RabbitMq).is_err());
-        assert!(key_from("routing-key", BrokerKind::Kafka).is_err());
-        assert_eq!(
-            key_from("header:tenant", BrokerKind::Kafka),
-            Ok(KeyFrom::Header("tenant".into()))
-        );
+        assert!(key_fits(&KeyFrom::RecordKey, BrokerKind::RabbitMq).is_err());
+        assert!(key_fits(&KeyFrom::RoutingKey, BrokerKind::Kafka).is_err());
+        assert_eq!(key_from("header:tenant"), Ok(KeyFrom::Header("tenant".into())));
     }
 }

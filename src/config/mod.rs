@@ -1,28 +1,38 @@
 //! The configuration: flags over environment over file, checked whole before anything starts.
 //!
-//! The layers become one tree of text ([`tree`]); sections are read from it by the types that
-//! their keys want ([`reader`]), and every problem is collected with its place and its remedy
-//! before one is reported. No secret is printed, in `Debug`, in a problem or in a log line.
+//! Every key is declared once ([`keys`]). Each layer is a tree of text with places ([`tree`]),
+//! checked alone ([`check`]), so that a mistake in the file is told although a variable hides it;
+//! then they become one tree, from which sections are read ([`reader`]). Every problem is
+//! collected with its place and its remedy before one is reported. No secret is printed, in
+//! `Debug`, in a problem or in a log line.
 //!
 //! What it does not do: connect to anything.
 
 mod address;
 mod broker;
 mod callback;
+mod check;
+mod declare;
 mod environment;
 mod flags;
+mod forms;
 mod headers;
 mod identity;
+mod keys;
 mod model;
 mod names;
 mod problem;
 mod process;
 mod reader;
+mod reference;
 mod routes;
+mod schema;
 mod subscription;
 mod telemetry;
+mod toml;
 mod tree;
 mod units;
+mod yaml;
 
 #[cfg(test)]
 mod tests;
@@ -35,6 +45,8 @@ use std::time::Duration;
 pub use flags::{Flag, Flags, Given};
 pub use model::*;
 pub use problem::{ConfigError, Place, Problem};
+pub use reference::reference;
+pub use schema::schema;
 
 use problem::{Fault, Problems};
 use reader::Section;
@@ -43,7 +55,6 @@ use tree::Table;
 use crate::engine::SubscriptionSettings;
 
 const FILE_BYTES_MAX: u64 = 4 * units::MIB;
-const SUBSCRIPTIONS_MAX: usize = 256;
 /// MySQL's lock timeouts are whole seconds, and a statement waits at most a fifth of the lease.
 const MYSQL_LEASE_MIN: Duration = units::seconds(5);
 
@@ -70,56 +81,50 @@ pub fn load(inputs: Inputs) -> Result<Config, ConfigError> {
         Some(path) => read_file(path, &problems),
         None => Table::new(),
     };
+    check::layer(&tree, &keys::ROOT, &problems);
     flags::make_room(&inputs.flags, &mut tree, &problems);
     let environment = environment::layer(inputs.environment, &tree, &problems);
+    check::layer(&environment, &keys::ROOT, &problems);
     tree::overlay(&mut tree, environment);
     let flags = flags::layer(&inputs.flags, &tree, &problems);
+    check::layer(&flags, &keys::ROOT, &problems);
     tree::overlay(&mut tree, flags);
     let config = read(&tree, inputs.needs_subscriptions, &problems);
     problems.into_result(Some(config))
 }
 
 fn read_file(path: &Path, problems: &Problems) -> Table {
-    let shown = path.display().to_string();
-    let refuse = |what: String, remedy: &str| {
-        let place = Place::Flag("--config");
-        problems.add(place, "", Fault::new(what, remedy));
-        Table::new()
-    };
-    if path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml") {
-        return refuse(format!("{shown} is YAML"), "write it as TOML; the keys are the same");
-    }
-    let bytes = match std::fs::metadata(path) {
-        Ok(metadata) => metadata.len(),
-        Err(error) => {
-            return refuse(format!("{shown} cannot be read: {error}"), "name a readable TOML file");
+    let remedy = "name a readable file in TOML or YAML (.yaml, .yml)";
+    match reader::read_file(path, FILE_BYTES_MAX, remedy) {
+        Ok(text) => {
+            // An editor's byte order mark is not part of the text.
+            let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+            let shown = path.display().to_string();
+            let is_yaml =
+                path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
+            if is_yaml {
+                yaml::read(&shown, text, problems)
+            } else {
+                toml::read(&shown, text, problems)
+            }
         }
-    };
-    if bytes > FILE_BYTES_MAX {
-        return refuse(
-            format!("{shown} has {bytes} bytes, the most is {FILE_BYTES_MAX}"),
-            "name a TOML file with a configuration",
-        );
-    }
-    match std::fs::read_to_string(path) {
-        Ok(text) => tree::from_toml(&shown, &text, problems),
-        Err(error) => {
-            refuse(format!("{shown} cannot be read: {error}"), "name a readable TOML file")
+        Err(fault) => {
+            problems.add(Place::Flag("--config"), "", fault);
+            Table::new()
         }
     }
 }
 
 fn read(tree: &Table, needs_subscriptions: bool, problems: &Problems) -> Config {
-    let root = Section::root(tree, problems);
+    let root = Section::root(tree, &keys::ROOT, problems);
     let mut notices = Vec::new();
-    let (shutdown_grace, stale_after) = process::times(&root);
-    let admin = process::admin(root.section("admin"));
-    let health_listen = process::health(root.section("health"));
-    let log = process::log(root.section("log"));
-    let telemetry = telemetry::read(root.section("telemetry"));
-    let database = process::database(root.section("database"));
-    let brokers = brokers(root.section("broker"));
-    let mut subscriptions = subscriptions(root.section("subscription"), &brokers, &mut notices);
+    let admin = process::admin(&root.section("admin"));
+    let health_listen = process::health(&root.section("health"));
+    let log = process::log(&root.section("log"));
+    let telemetry = telemetry::read(&root.section("telemetry"));
+    let database = process::database(&root.section("database"));
+    let brokers = brokers(&root);
+    let mut subscriptions = subscriptions(&root, &brokers, &mut notices);
     if subscriptions.is_empty() && needs_subscriptions && problems.is_empty() {
         let remedy = "give --source and --callback, or a file with --config";
         problems.add(Place::Unset, "subscription", Fault::new("there is none", remedy));
@@ -127,57 +132,35 @@ fn read(tree: &Table, needs_subscriptions: bool, problems: &Problems) -> Config 
     check_consumer_ids(&root, &subscriptions);
     let lease = one_lease(&mut subscriptions, &mut notices);
     check_lease(&root, &database, lease, !subscriptions.is_empty());
-    root.finish();
     Config {
         admin,
         health_listen,
         database,
         log,
         telemetry,
-        shutdown_grace,
-        stale_after,
+        shutdown_grace: root.duration("shutdown_grace"),
+        stale_after: root.duration("stale_after"),
         lease,
         subscriptions,
         notices,
     }
 }
 
-fn brokers<'a>(section: Section<'a>) -> BTreeMap<&'a str, Option<broker::Broker>> {
-    section
-        .names()
-        .into_iter()
-        .map(|name| {
-            if let Err(fault) = names::table_name(name) {
-                section.problem(name, fault);
-            }
-            (name, broker::read(section.section(name)))
-        })
-        .collect()
+fn brokers<'a>(root: &Section<'a>) -> BTreeMap<&'a str, Option<broker::Broker>> {
+    let names = root.section("broker").names();
+    names.into_iter().map(|name| (name, broker::read(&root.entry("broker", name)))).collect()
 }
 
 fn subscriptions(
-    section: Section<'_>,
+    root: &Section<'_>,
     brokers: &BTreeMap<&str, Option<broker::Broker>>,
     notices: &mut Vec<String>,
 ) -> Vec<SubscriptionConfig> {
-    let names = section.names();
-    if names.len() > SUBSCRIPTIONS_MAX {
-        section.problems.add(
-            Place::Unset,
-            "subscription",
-            Fault::new(
-                format!("there are {}, the most is {SUBSCRIPTIONS_MAX}", names.len()),
-                "run several processes",
-            ),
-        );
-    }
+    let names = root.section("subscription").names();
     names
         .into_iter()
         .filter_map(|name| {
-            if let Err(fault) = names::table_name(name) {
-                section.problem(name, fault);
-            }
-            subscription::read(name, section.section(name), brokers, notices)
+            subscription::read(name, &root.entry("subscription", name), brokers, notices)
         })
         .collect()
 }
@@ -195,7 +178,7 @@ fn check_consumer_ids(root: &Section<'_>, subscriptions: &[SubscriptionConfig]) 
         if shared.iter().any(|id| id == consumer_id.as_str()) {
             continue;
         }
-        root.section("subscription").section(name).problem(
+        root.entry("subscription", name).problem(
             "consumer_id",
             Fault::new(
                 format!(

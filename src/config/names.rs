@@ -7,11 +7,19 @@ use secrecy::{ExposeSecret, SecretString};
 use url::Url;
 
 use super::model::DatabaseUrl;
-use super::problem::Fault;
+use super::problem::{Fault, quote};
 
 const URL_BYTES_MAX: usize = 4096;
 /// Of a socket's path: what the kernel takes.
 const SOCKET_BYTES_MAX: usize = 107;
+
+/// What [`table_name`] takes, for the schema.
+pub(super) const TABLE_NAME_PATTERN: &str = "^(?!.*__)[A-Za-z0-9][A-Za-z0-9._-]{0,63}$";
+
+/// A name as variables can write it: in one case, with `_` alone.
+pub(super) fn plain(name: &str) -> String {
+    name.to_ascii_lowercase().replace(['-', '.'], "_")
+}
 
 /// The name of a subscription or a broker: it is a metric's label and part of a variable's name.
 pub(super) fn table_name(name: &str) -> Result<(), Fault> {
@@ -22,7 +30,7 @@ pub(super) fn table_name(name: &str) -> Result<(), Fault> {
         return Ok(());
     }
     Err(Fault::new(
-        format!("{name:?} is no name"),
+        format!("{} is no name", quote(name)),
         "use 1 to 64 letters, digits, -, _ and ., a letter or digit first, and no two _ in a row",
     ))
 }
@@ -40,7 +48,7 @@ pub(super) fn broker_text(text: &str, bytes_max: usize) -> Result<String, Fault>
         ));
     }
     if text.chars().any(char::is_control) {
-        return Err(Fault::new(format!("{text:?} has a control character"), remedy));
+        return Err(Fault::new(format!("{} has a control character", quote(text)), remedy));
     }
     Ok(text.to_owned())
 }
@@ -57,7 +65,7 @@ pub(super) fn topic(text: &str) -> Result<String, Fault> {
         return Ok(text.to_owned());
     }
     Err(Fault::new(
-        format!("{text:?} is no topic's name"),
+        format!("{} is no topic's name", quote(text)),
         "use 1 to 249 letters, digits, -, _ and ., or a regular expression that begins with ^",
     ))
 }
@@ -71,7 +79,7 @@ pub(super) fn identifier(text: &str, bytes_max: usize) -> Result<String, Fault> 
         return Ok(text.to_owned());
     }
     Err(Fault::new(
-        format!("{text:?} is no identifier"),
+        format!("{} is no identifier", quote(text)),
         format!("use a to z, 0 to 9 and _, no digit first, at most {bytes_max} characters"),
     ))
 }
@@ -83,7 +91,7 @@ pub(super) fn listen(text: &str) -> Result<Option<SocketAddr>, Fault> {
     }
     text.trim().parse().map(Some).map_err(|_| {
         Fault::new(
-            format!("{text:?} is no address to listen on"),
+            format!("{} is no address to listen on", quote(text)),
             "write an IP address and a port, like 127.0.0.1:7461, or off",
         )
     })
@@ -104,7 +112,10 @@ pub(super) fn callback(text: &str) -> Result<String, Fault> {
             rest.split_once(":/").map_or((rest, ""), |(socket, route)| (socket, route));
         if !socket.starts_with('/') || socket.len() > SOCKET_BYTES_MAX {
             return Err(Fault::new(
-                format!("{socket:?} is no absolute path of at most {SOCKET_BYTES_MAX} bytes"),
+                format!(
+                    "{} is no absolute path of at most {SOCKET_BYTES_MAX} bytes",
+                    quote(socket)
+                ),
                 remedy,
             ));
         }
@@ -154,7 +165,11 @@ pub(super) fn database(
             server(text, "postgres", password, remedy).map(DatabaseUrl::Postgres)
         }
         "mysql" | "mariadb" => server(text, "mysql", password, remedy).map(DatabaseUrl::MySql),
-        _ => Err(Fault::new(format!("the scheme {scheme:?} is not known"), remedy)),
+        _ if rest.starts_with("//") => {
+            Err(Fault::new(format!("the scheme {} is not known", quote(scheme)), remedy))
+        }
+        // It may be anything, a password too.
+        _ => Err(Fault::new("the scheme is not known", remedy)),
     }
 }
 

@@ -88,6 +88,26 @@ impl Fault {
     }
 }
 
+/// The full name of a key; what is no bare key is quoted, and cut where it is long.
+pub(super) fn join(path: &str, key: &str) -> String {
+    let bare = !key.is_empty()
+        && key.len() <= QUOTED_MAX
+        && key.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+    let key = if bare { key.to_owned() } else { quote(key) };
+    if path.is_empty() { key } else { format!("{path}.{key}") }
+}
+
+/// Text from outside as problems show it: on one line, and cut where it is long.
+pub(super) fn quote(text: &str) -> String {
+    match text.char_indices().nth(QUOTED_MAX) {
+        None => format!("{text:?}"),
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+    }
+}
+
+/// Characters of a text from outside that are shown.
+const QUOTED_MAX: usize = 80;
+
 /// Collects problems while the configuration is read.
 #[derive(Default)]
 pub(super) struct Problems(RefCell<Vec<Problem>>);
@@ -98,6 +118,14 @@ impl Problems {
         let mut problems = self.0.borrow_mut();
         if !problems.contains(&problem) {
             problems.push(problem);
+        }
+    }
+
+    /// What a value was found to be when it was read: told unless something of its key is.
+    pub(super) fn add_unless_told(&self, place: Place, key: impl Into<String>, fault: Fault) {
+        let key = key.into();
+        if !self.0.borrow().iter().any(|problem| problem.key == key) {
+            self.add(place, key, fault);
         }
     }
 

@@ -1,17 +1,18 @@
-//! Reads one table of the tree, key by key, and collects what is wrong.
+//! Reads one table of the layers' sum, key by key, as `keys.rs` declares them, and collects what is
+//! wrong.
 //!
-//! A key with a problem is read as its default, so that the rest is checked too. A key
-//! that nobody asked for is a problem of its own: a misspelt key must not be silence.
+//! A value with a problem is read as its default, so that the rest is checked too. What the
+//! check of the single layers has told of a value is not told again.
 
-use std::cell::RefCell;
-use std::collections::BTreeSet;
-use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
 use secrecy::SecretString;
 
-use super::problem::{Fault, Place, Problems};
+use super::address::BrokerKind;
+use super::check::{both, items, no_scalar};
+use super::declare::{Group, Kind, twin};
+use super::problem::{Fault, Place, Problems, join};
 use super::tree::{Node, Table, Value};
 use super::units;
 
@@ -22,49 +23,45 @@ const SECRET_BYTES_MAX: u64 = 64 * units::KIB;
 pub(super) struct Section<'a> {
     pub(super) path: String,
     pub(super) problems: &'a Problems,
+    group: &'static Group,
     table: Option<&'a Table>,
     place: Place,
-    /// The keys asked for: the known ones.
-    known: RefCell<BTreeSet<String>>,
 }
 
+/// What tables of values by name have: no fixed key.
+static NO_KEYS: Group = Group { keys: &[], apart: false };
+
 impl<'a> Section<'a> {
-    pub(super) fn root(table: &'a Table, problems: &'a Problems) -> Self {
-        Self {
-            path: String::new(),
-            problems,
-            table: Some(table),
-            place: Place::Unset,
-            known: RefCell::default(),
-        }
+    pub(super) fn root(table: &'a Table, group: &'static Group, problems: &'a Problems) -> Self {
+        Self { path: String::new(), problems, group, table: Some(table), place: Place::Unset }
     }
 
     /// The full name of a key.
     pub(super) fn key(&self, key: &str) -> String {
-        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+        join(&self.path, key)
     }
 
-    /// Where the table was set.
-    pub(super) fn place(&self) -> Place {
-        self.place.clone()
+    fn place_of(&self, key: &str) -> Place {
+        self.node(key).map_or_else(|| self.place.clone(), |node| node.place.clone())
     }
 
-    /// A key is wrong.
+    /// A key contradicts another, or what the file that it names holds.
     pub(super) fn problem(&self, key: &str, fault: Fault) {
-        let place = self
-            .table
-            .and_then(|table| table.get(key))
-            .map_or_else(|| self.place.clone(), |node| node.place.clone());
-        self.problems.add(place, self.key(key), fault);
+        self.problems.add(self.place_of(key), self.key(key), fault);
     }
 
-    /// A key is missing.
+    /// The value of a key cannot be read.
+    pub(super) fn unreadable(&self, key: &str, fault: Fault) {
+        self.problems.add_unless_told(self.place_of(key), self.key(key), fault);
+    }
+
+    /// A key is missing; its place is that of its table.
     pub(super) fn missing(&self, key: &str, remedy: impl Into<String>) {
-        self.problems.add(Place::Unset, self.key(key), Fault::new("it is missing", remedy));
+        let fault = Fault::new("it is missing", remedy);
+        self.problems.add(self.place.clone(), self.key(key), fault);
     }
 
     pub(super) fn node(&self, key: &str) -> Option<&'a Node> {
-        self.known.borrow_mut().insert(key.to_owned());
         self.table.and_then(|table| table.get(key))
     }
 
@@ -73,31 +70,69 @@ impl<'a> Section<'a> {
         self.node(key).is_some()
     }
 
+    /// Whether a secret is set, itself or by its file.
+    pub(super) fn has_secret(&self, key: &str) -> bool {
+        self.has(key) || self.has(&twin(key))
+    }
+
     /// The keys that are set, in alphabetical order.
     pub(super) fn names(&self) -> Vec<&'a str> {
         self.table.into_iter().flatten().map(|(key, _)| key.as_str()).collect()
     }
 
+    /// The names of values, each once where a secret can have a twin.
+    pub(super) fn secret_names(&self) -> Vec<&'a str> {
+        let mut names: Vec<&str> = self
+            .names()
+            .into_iter()
+            .map(|name| name.strip_suffix("_file").unwrap_or(name))
+            .collect();
+        names.dedup();
+        names
+    }
+
     /// A table below; empty where it is not set.
     pub(super) fn section(&self, key: &str) -> Section<'a> {
+        match self.group.kind(key) {
+            Kind::Table(group) | Kind::SwitchOrTable(group) => self.below(key, group),
+            // Their entries are read by `entry`, or by name.
+            _ => self.below(key, &NO_KEYS),
+        }
+    }
+
+    /// The table of a name that the operator chose, in the table `key`.
+    pub(super) fn entry(&self, key: &str, name: &str) -> Section<'a> {
+        match self.group.kind(key) {
+            Kind::Tables { group, .. } => self.section(key).below(name, group),
+            _ => self.section(key).below(name, &NO_KEYS),
+        }
+    }
+
+    fn below(&self, key: &str, group: &'static Group) -> Section<'a> {
         let node = self.node(key);
         let table = match node.map(|node| &node.value) {
             Some(Value::Table(table)) => Some(table),
-            Some(_) => {
-                self.problem(
-                    key,
-                    Fault::new("it is a table", format!("write [{}]", self.key(key))),
-                );
-                None
-            }
-            None => None,
+            // What is no table is told by the check of its layer.
+            _ => None,
         };
         Section {
             path: self.key(key),
             problems: self.problems,
+            group,
             table,
-            place: node.map_or(Place::Unset, |node| node.place.clone()),
-            known: RefCell::default(),
+            place: node.map_or_else(|| self.place.clone(), |node| node.place.clone()),
+        }
+    }
+
+    /// Names the keys that are set and mean nothing to this broker.
+    pub(super) fn refuse_those_of_others(&self, broker: BrokerKind) {
+        for key in self.group.keys {
+            if let Some(only) = key.only.filter(|only| *only != broker)
+                && self.has(key.name)
+            {
+                let what = format!("it is {}'s, and the broker is {}", only.name(), broker.name());
+                self.problem(key.name, Fault::new(what, "leave it out"));
+            }
         }
     }
 
@@ -106,7 +141,7 @@ impl<'a> Section<'a> {
         match &self.node(key)?.value {
             Value::Scalar(text) => Some(text),
             Value::List(_) | Value::Table(_) => {
-                self.problem(key, Fault::new("it is a single value", "write one value"));
+                self.unreadable(key, no_scalar());
                 None
             }
         }
@@ -119,92 +154,158 @@ impl<'a> Section<'a> {
         parse: impl FnOnce(&str) -> Result<T, Fault>,
     ) -> Option<T> {
         let text = self.text(key)?;
-        parse(text).map_err(|fault| self.problem(key, fault)).ok()
+        parse(text).map_err(|fault| self.unreadable(key, fault)).ok()
     }
 
-    pub(super) fn duration(
+    pub(super) fn duration(&self, key: &str) -> Duration {
+        match self.group.kind(key) {
+            Kind::Duration { default: Some(default), .. } => {
+                self.duration_if_set(key).unwrap_or(*default)
+            }
+            _ => unreachable!("{key} is declared without a default duration"),
+        }
+    }
+
+    pub(super) fn duration_if_set(&self, key: &str) -> Option<Duration> {
+        match self.group.kind(key) {
+            Kind::Duration { least, most, .. } => {
+                self.parse(key, |text| units::duration(text, &(*least..=*most)))
+            }
+            _ => unreachable!("{key} is declared as no duration"),
+        }
+    }
+
+    pub(super) fn size(&self, key: &str) -> u64 {
+        match self.group.kind(key) {
+            Kind::Size { default, least, most } => {
+                self.parse(key, |text| units::size(text, &(*least..=*most))).unwrap_or(*default)
+            }
+            _ => unreachable!("{key} is declared as no size"),
+        }
+    }
+
+    pub(super) fn count(&self, key: &str) -> u64 {
+        match self.group.kind(key) {
+            Kind::Count { default: Some(default), .. } => self.count_or(key, *default),
+            _ => unreachable!("{key} is declared without a default count"),
+        }
+    }
+
+    /// A count whose default depends on something else.
+    pub(super) fn count_or(&self, key: &str, default: u64) -> u64 {
+        match self.group.kind(key) {
+            Kind::Count { least, most, .. } => {
+                self.parse(key, |text| units::count(text, &(*least..=*most))).unwrap_or(default)
+            }
+            _ => unreachable!("{key} is declared as no count"),
+        }
+    }
+
+    pub(super) fn number(&self, key: &str) -> f32 {
+        match self.group.kind(key) {
+            Kind::Number { default: Some(default), .. } => {
+                self.number_if_set(key).unwrap_or(*default)
+            }
+            _ => unreachable!("{key} is declared without a default number"),
+        }
+    }
+
+    pub(super) fn number_if_set(&self, key: &str) -> Option<f32> {
+        match self.group.kind(key) {
+            Kind::Number { least, most, .. } => {
+                self.parse(key, |text| units::number(text, &(*least..=*most)))
+            }
+            _ => unreachable!("{key} is declared as no number"),
+        }
+    }
+
+    pub(super) fn switch(&self, key: &str) -> bool {
+        match self.group.kind(key) {
+            Kind::Switch { default: Some(default) } => self.switch_if_set(key).unwrap_or(*default),
+            _ => unreachable!("{key} is declared without a default switch"),
+        }
+    }
+
+    pub(super) fn switch_if_set(&self, key: &str) -> Option<bool> {
+        self.parse(key, units::switch)
+    }
+
+    /// One of some words, with the declared one where it is not set.
+    pub(super) fn choice<T: Copy, const N: usize>(
         &self,
         key: &str,
-        default: Duration,
-        bounds: RangeInclusive<Duration>,
-    ) -> Duration {
-        self.parse(key, |text| units::duration(text, &bounds)).unwrap_or(default)
+        pairs: &[(&'static str, T); N],
+    ) -> T {
+        match self.group.kind(key) {
+            Kind::Choice { default: Some(default), .. } => {
+                let declared = pairs.iter().find(|(word, _)| word == default);
+                let Some((_, declared)) = declared else {
+                    unreachable!("{key}'s default is none of its words")
+                };
+                self.word(key, pairs).unwrap_or(*declared)
+            }
+            _ => unreachable!("{key} is declared without a default choice"),
+        }
     }
 
-    pub(super) fn size(&self, key: &str, default: u64, bounds: RangeInclusive<u64>) -> u64 {
-        self.parse(key, |text| units::size(text, &bounds)).unwrap_or(default)
-    }
-
-    pub(super) fn count(&self, key: &str, default: u64, bounds: RangeInclusive<u64>) -> u64 {
-        self.parse(key, |text| units::count(text, &bounds)).unwrap_or(default)
-    }
-
-    pub(super) fn number(&self, key: &str, default: f32, bounds: RangeInclusive<f32>) -> f32 {
-        self.parse(key, |text| units::number(text, &bounds)).unwrap_or(default)
-    }
-
-    pub(super) fn switch(&self, key: &str, default: bool) -> bool {
-        self.parse(key, units::switch).unwrap_or(default)
-    }
-
-    /// One of some words.
-    pub(super) fn choice<T: Copy>(&self, key: &str, choices: &[(&str, T)]) -> Option<T> {
-        self.parse(key, |text| {
-            choices
-                .iter()
-                .find(|(word, _)| *word == text.trim())
-                .map(|(_, value)| *value)
-                .ok_or_else(|| {
-                    let words: Vec<_> =
-                        choices.iter().map(|(word, _)| format!("{word:?}")).collect();
-                    Fault::new(
-                        format!("{text:?} is not known"),
-                        format!("set {}", words.join(" or ")),
-                    )
-                })
-        })
+    /// One of some words, if it is set.
+    pub(super) fn word<T: Copy, const N: usize>(
+        &self,
+        key: &str,
+        pairs: &[(&'static str, T); N],
+    ) -> Option<T> {
+        let words = super::declare::words(pairs);
+        self.parse(key, |text| units::word(text, &words)).map(|at| pairs[at].1)
     }
 
     /// A list, or text with commas.
     pub(super) fn list(&self, key: &str) -> Option<Vec<String>> {
-        let items = match &self.node(key)?.value {
-            Value::Scalar(text) => text.split(',').map(|item| item.trim().to_owned()).collect(),
-            Value::List(items) => {
-                let texts: Option<Vec<_>> = items
-                    .iter()
-                    .map(|item| match &item.value {
-                        Value::Scalar(text) => Some(text.clone()),
-                        _ => None,
-                    })
-                    .collect();
-                let Some(texts) = texts else {
-                    self.problem(key, Fault::new("it is a list of values", "write [\"a\", \"b\"]"));
-                    return None;
-                };
-                texts
-            }
-            Value::Table(_) => {
-                self.problem(key, Fault::new("it is a list, not a table", "write [\"a\", \"b\"]"));
-                return None;
-            }
+        let items = items(self.node(key)?).map_err(|fault| self.unreadable(key, fault)).ok()?;
+        match self.group.kind(key) {
+            Kind::List { gather, .. } => Some(gather(items)),
+            _ => Some(items),
+        }
+    }
+
+    /// Secrets by their key, or by the twin that names files with one each. Only one of the two.
+    pub(super) fn secrets(&self, key: &str) -> (Vec<SecretString>, &'static str) {
+        let Kind::Secrets { twin, .. } = self.group.kind(key) else {
+            unreachable!("{key} is declared as no list of secrets")
         };
-        Some(items)
+        let read = |key: &str| {
+            let items = items(self.node(key)?);
+            items.map_err(|fault| self.unreadable(key, fault)).ok()
+        };
+        match (self.has(key), read(twin)) {
+            (true, Some(_)) => {
+                self.unreadable(twin, both(key, twin));
+                (Vec::new(), twin)
+            }
+            (false, Some(files)) => {
+                let mut secrets = Vec::new();
+                for file in files {
+                    match read_secret(Path::new(&file)) {
+                        Ok(secret) => secrets.push(secret),
+                        Err(fault) => self.problem(twin, fault),
+                    }
+                }
+                (secrets, twin)
+            }
+            (_, None) => {
+                let secrets = read(key).unwrap_or_default();
+                (secrets.into_iter().map(SecretString::from).collect(), "secrets")
+            }
+        }
     }
 
     /// A secret by its key, or by the twin `<key>_file` that names a file with it. Only one.
     pub(super) fn secret(&self, key: &str) -> Option<SecretString> {
-        let twin = format!("{key}_file");
+        let twin = twin(key);
         let given = self.text(key);
         let file = self.text(&twin);
         match (given, file) {
             (Some(_), Some(_)) => {
-                self.problem(
-                    &twin,
-                    Fault::new(
-                        format!("{key} is set too"),
-                        format!("set {key} or {twin}, not both"),
-                    ),
-                );
+                self.unreadable(&twin, both(key, &twin));
                 None
             }
             (Some(text), None) => Some(text.into()),
@@ -215,128 +316,78 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Names the keys that nobody asked for.
-    pub(super) fn finish(self) {
-        let known = self.known.borrow();
-        for name in self.names() {
-            if known.contains(name) {
-                continue;
-            }
-            let nearest = known
-                .iter()
-                .map(|known| (strsim::damerau_levenshtein(name, known), known))
-                .min()
-                .filter(|(distance, known)| *distance <= 1 + known.len() / 4);
-            let remedy = match nearest {
-                Some((_, known)) => format!("did you mean {:?}?", self.key(known)),
-                None => {
-                    let known: Vec<_> = known.iter().map(String::as_str).collect();
-                    format!("remove it; the keys here are {}", known.join(", "))
-                }
-            };
-            self.problem(name, Fault::new("there is no such key", remedy));
-        }
+    /// A secret that `parse` understands, which shows nothing of it.
+    pub(super) fn parse_secret<T>(
+        &self,
+        key: &str,
+        parse: impl FnOnce(&SecretString) -> Result<T, Fault>,
+    ) -> Option<T> {
+        let secret = self.secret(key)?;
+        let twin = twin(key);
+        let key = if self.has(&twin) { &twin } else { key };
+        parse(&secret).map_err(|fault| self.unreadable(key, fault)).ok()
     }
 }
 
 /// A file's content without the line break at its end. Errors name the path alone.
 pub(super) fn read_secret(path: &Path) -> Result<SecretString, Fault> {
-    let shown = path.display();
     let remedy = "name a readable file that holds the value and nothing else";
-    let metadata = std::fs::metadata(path)
-        .map_err(|error| Fault::new(format!("the file {shown} cannot be read: {error}"), remedy))?;
-    if metadata.len() > SECRET_BYTES_MAX {
-        return Err(Fault::new(
-            format!(
-                "the file {shown} has {} bytes, the most is {SECRET_BYTES_MAX}",
-                metadata.len()
-            ),
-            remedy,
-        ));
-    }
-    let content = std::fs::read_to_string(path)
-        .map_err(|error| Fault::new(format!("the file {shown} cannot be read: {error}"), remedy))?;
+    let content = read_file(path, SECRET_BYTES_MAX, remedy)?;
     let content = content.strip_suffix('\n').unwrap_or(&content);
     let content = content.strip_suffix('\r').unwrap_or(content);
     if content.is_empty() {
+        let shown = path.display();
         return Err(Fault::new(format!("the file {shown} is empty"), remedy));
     }
     Ok(content.into())
 }
 
+/// The text of a file of at most so many bytes. Only regular files are read: opening a pipe could
+/// wait for ever, and what is read once cannot be checked before it is used.
+pub(super) fn read_file(path: &Path, bytes_max: u64, remedy: &str) -> Result<String, Fault> {
+    let shown = path.display();
+    let unreadable =
+        |error| Fault::new(format!("the file {shown} cannot be read: {error}"), remedy);
+    let metadata = std::fs::metadata(path).map_err(unreadable)?;
+    if metadata.is_dir() {
+        return Err(Fault::new(format!("{shown} is a directory"), remedy));
+    }
+    if !metadata.is_file() {
+        let what = format!("{shown} is no regular file (a pipe, a terminal or a device)");
+        return Err(Fault::new(what, remedy));
+    }
+    if metadata.len() > bytes_max {
+        let what =
+            format!("the file {shown} has {} bytes, the most is {bytes_max}", metadata.len());
+        return Err(Fault::new(what, remedy));
+    }
+    let bytes = std::fs::read(path).map_err(unreadable)?;
+    String::from_utf8(bytes).map_err(|error| {
+        let (at, bytes) = (error.utf8_error().valid_up_to(), error.as_bytes());
+        let line = bytes[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
+        Fault::new(
+            format!("the file {shown} is not UTF-8: byte {} in line {line}", at + 1),
+            "save it as UTF-8",
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use secrecy::ExposeSecret;
-
-    use super::super::problem::ConfigError;
-    use super::super::tree::from_toml;
     use super::*;
 
-    fn read<T>(toml: &str, read: impl FnOnce(&Section<'_>) -> T) -> (T, ConfigError) {
-        let problems = Problems::default();
-        let table = from_toml("inboxd.toml", toml, &problems);
-        let section = Section::root(&table, &problems);
-        let value = read(&section);
-        section.finish();
-        (value, problems.into_result::<()>(None).unwrap_err())
-    }
-
     #[test]
-    fn a_bad_value_is_its_default_and_the_next_is_read_too() {
-        let (_, error) = read("lease = \"1ms\"\nconcurrency = 0\n", |section| {
-            let bounds = Duration::from_secs(1)..=Duration::from_secs(60);
-            assert_eq!(section.duration("lease", Duration::from_secs(15), bounds).as_secs(), 15);
-            assert_eq!(section.count("concurrency", 16, 1..=1024), 16);
-        });
-        assert_eq!(error.0.len(), 2);
-        assert_eq!(
-            error.0[0].to_string(),
-            "lease (inboxd.toml:1): \"1ms\" is below the least, 1s; set a value from 1s to 1min"
-        );
-    }
-
-    #[test]
-    fn a_misspelt_key_is_named_with_the_nearest() {
-        let (_, error) =
-            read("concurency = 4\n", |section| section.count("concurrency", 16, 1..=1024));
-        assert_eq!(error.0.len(), 1);
-        assert_eq!(error.0[0].key, "concurency");
-        assert!(error.0[0].remedy.contains("\"concurrency\""), "{error}");
-    }
-
-    #[test]
-    fn a_list_is_an_array_or_has_commas() {
-        let (lists, error) = read("a = [\"x\", \"y\"]\nb = \"x, y\"\nc = 1\n", |section| {
-            (section.list("a"), section.list("b"), section.list("c"), section.list("d"))
-        });
-        let expected = Some(vec!["x".to_owned(), "y".to_owned()]);
-        assert_eq!(lists, (expected.clone(), expected, Some(vec!["1".to_owned()]), None));
-        assert!(error.0.is_empty());
-    }
-
-    #[test]
-    fn a_secret_comes_from_its_key_or_from_a_file_but_not_from_both() {
+    fn a_secret_s_file_that_is_missing_empty_or_no_file_is_named() {
+        let fault = |path: &Path| read_secret(path).unwrap_err().what;
+        assert!(fault(Path::new("/nowhere/at/all")).contains("/nowhere/at/all"));
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), "hunter2\n").unwrap();
-        let path = file.path().display();
-        let (secret, _) =
-            read(&format!("password_file = \"{path}\"\n"), |section| section.secret("password"));
-        assert_eq!(secret.unwrap().expose_secret(), "hunter2");
-        let (secret, error) =
-            read(&format!("password_file = \"{path}\"\npassword = \"geheim\"\n"), |section| {
-                section.secret("password")
-            });
-        assert!(secret.is_none());
-        assert_eq!(error.0[0].key, "password_file");
-        assert!(!error.to_string().contains("geheim"), "{error}");
-    }
-
-    #[test]
-    fn a_secret_s_file_that_is_missing_or_empty_is_named() {
-        let (_, error) =
-            read("password_file = \"/nowhere/at/all\"\n", |section| section.secret("password"));
-        assert!(error.to_string().contains("/nowhere/at/all"), "{error}");
-        let file = tempfile::NamedTempFile::new().unwrap();
-        assert!(read_secret(file.path()).unwrap_err().what.contains("is empty"));
+        assert!(fault(file.path()).contains("is empty"));
+        assert!(fault(&std::env::temp_dir()).contains("is a directory"));
+        assert!(fault(Path::new("/dev/null")).contains("no regular file"));
+        std::fs::write(file.path(), b"geheim\n\xff").unwrap();
+        let what = fault(file.path());
+        assert!(what.contains("not UTF-8: byte 8 in line 2") && !what.contains("geheim"), "{what}");
+        std::fs::write(file.path(), vec![b'a'; SECRET_BYTES_MAX as usize + 1]).unwrap();
+        assert!(fault(file.path()).contains("the most is 65536"));
     }
 }

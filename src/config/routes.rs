@@ -3,60 +3,38 @@
 use super::address::BrokerKind;
 use super::headers;
 use super::names;
-use super::problem::Fault;
+use super::problem::{Fault, quote};
 use super::reader::Section;
 use crate::engine::{HeaderPattern, OnUnrouted, RouteSettings};
 
-const ROUTES_MAX: usize = 256;
 const PATTERN_BYTES_MAX: usize = 1_024;
 const PATH_BYTES_MAX: usize = 4_096;
 
+/// `on_unrouted`.
+pub(super) const ON_UNROUTED: [(&str, OnUnrouted); 3] = [
+    ("dead_letter", OnUnrouted::DeadLetter),
+    ("ignore", OnUnrouted::Ignore),
+    ("forward", OnUnrouted::Forward),
+];
+
 /// Reads `route` and `on_unrouted`. Routes come in the order of their names.
 pub(super) fn read(section: &Section<'_>, kind: BrokerKind) -> (Vec<RouteSettings>, OnUnrouted) {
-    let table = section.section("route");
-    let names = table.names();
-    if names.len() > ROUTES_MAX {
-        section.problem(
-            "route",
-            Fault::new(
-                format!("there are {}, the most is {ROUTES_MAX}", names.len()),
-                "use patterns with *",
-            ),
-        );
-    }
-    let on_unrouted = section.choice(
-        "on_unrouted",
-        &[
-            ("dead_letter", OnUnrouted::DeadLetter),
-            ("ignore", OnUnrouted::Ignore),
-            ("forward", OnUnrouted::Forward),
-        ],
-    );
+    let names = section.section("route").names();
     if section.has("on_unrouted") && names.is_empty() {
-        section.problem(
-            "on_unrouted",
-            Fault::new(
-                "it has no effect without a route",
-                format!("add [{}.NAME], or leave it out", section.key("route")),
-            ),
-        );
+        let remedy = format!("add [{}.NAME], or leave it out", section.key("route"));
+        section.problem("on_unrouted", Fault::new("it has no effect without a route", remedy));
     }
-    let routes =
-        names.into_iter().filter_map(|name| route(name, table.section(name), kind)).collect();
-    (routes, on_unrouted.unwrap_or_default())
+    let routes = names
+        .into_iter()
+        .filter_map(|name| route(name, &section.entry("route", name), kind))
+        .collect();
+    (routes, section.choice("on_unrouted", &ON_UNROUTED))
 }
 
-fn route(name: &str, section: Section<'_>, kind: BrokerKind) -> Option<RouteSettings> {
-    if let Err(fault) = names::table_name(name) {
-        section.problems.add(section.place(), section.path.clone(), fault);
-    }
+fn route(name: &str, section: &Section<'_>, kind: BrokerKind) -> Option<RouteSettings> {
+    section.refuse_those_of_others(kind);
     let message_type = section.parse("type", pattern);
-    let routing_key = section.parse("routing_key", |text| match kind {
-        BrokerKind::RabbitMq => pattern(text),
-        BrokerKind::Kafka => {
-            Err(Fault::new("Kafka's records have no routing key", "match by type or header"))
-        }
-    });
+    let routing_key = section.parse("routing_key", pattern);
     let header = section.parse("header", header_pattern);
     let path = section.parse("path", path);
     if !["type", "routing_key", "header"].iter().any(|key| section.has(key)) {
@@ -65,18 +43,19 @@ fn route(name: &str, section: Section<'_>, kind: BrokerKind) -> Option<RouteSett
     if !section.has("path") {
         section.missing("path", "set the path of the application's route, like \"/refunds\"");
     }
-    section.finish();
     Some(RouteSettings { name: name.into(), message_type, routing_key, header, path: path?.into() })
 }
 
-fn pattern(text: &str) -> Result<String, Fault> {
+/// A pattern with `*`.
+pub(super) fn pattern(text: &str) -> Result<String, Fault> {
     names::broker_text(text, PATTERN_BYTES_MAX)
 }
 
-fn header_pattern(text: &str) -> Result<HeaderPattern, Fault> {
+/// `NAME=PATTERN`.
+pub(super) fn header_pattern(text: &str) -> Result<HeaderPattern, Fault> {
     let fault = || {
         Fault::new(
-            format!("{text:?} is no header with its value"),
+            format!("{} is no header with its value", quote(text)),
             "write name=value; * in the value is any run of characters",
         )
     };
@@ -88,7 +67,8 @@ fn header_pattern(text: &str) -> Result<HeaderPattern, Fault> {
     Ok(HeaderPattern { name: name.to_owned(), value: pattern(value)? })
 }
 
-fn path(text: &str) -> Result<String, Fault> {
+/// Path and query of a request.
+pub(super) fn path(text: &str) -> Result<String, Fault> {
     let text = text.trim();
     let fits = text.starts_with('/')
         && !text.starts_with("//")
@@ -98,7 +78,7 @@ fn path(text: &str) -> Result<String, Fault> {
         return Ok(text.to_owned());
     }
     Err(Fault::new(
-        format!("{text:?} is no path of a request"),
+        format!("{} is no path of a request", quote(text)),
         format!(
             "write /path?query, one / first, percent-encoded, at most {PATH_BYTES_MAX} bytes; the \
              host is the callback's"

@@ -14,90 +14,61 @@ use super::model::{
 use super::names;
 use super::problem::Fault;
 use super::reader::Section;
-use super::units::{GIB, KIB, MIB, days, minutes, seconds};
-use super::{callback, identity, routes};
+use super::{callback, forms, identity, routes};
 use crate::engine::{Extractor, IdentitySettings, Ordering, RetrySettings, SubscriptionSettings};
 
 /// RabbitMQ's and Kafka's bound on names, in bytes.
 const NAME_BYTES_MAX: usize = 255;
-const TOPICS_MAX: usize = 1_000;
-
-/// The keys of a `source` table but `broker`, for `--source`'s parameters.
-pub(super) const SOURCE_KEYS: &[&str] = &[
-    "queue",
-    "prefetch",
-    "declare",
-    "single_active_consumer",
-    "queue_kind",
-    "topics",
-    "topic_pattern",
-    "group",
-    "start",
-    "commit_interval",
-];
 
 /// What gives a source beside the file.
 const SOURCE_FLAGS: &[&str] = &["--source", "--source-file", "INBOXD_SOURCE", "INBOXD_SOURCE_FILE"];
 
-/// The other keys of a subscription that `--source`'s parameters may set.
-pub(super) const SUBSCRIPTION_KEYS: &[&str] = &[
-    "ordering",
-    "ordering_key",
-    "message_id",
-    "scope_by_producer",
-    "fingerprint",
-    "on_id_conflict",
-    "on_missing_id",
-    "concurrency",
-    "in_flight_max",
-    "in_flight_bytes_max",
-    "body_bytes_max",
-    "offset_span_max",
-    "callback_timeout",
-    "connect_timeout",
-    "callback_http2",
-    "lease",
-    "hold_max",
-    "retry",
-    "headers",
-    "contract",
-    "status_map",
-    "signing",
-    "route",
-    "on_unrouted",
+/// `source.declare`.
+pub(super) const DECLARE: [(&str, Declare); 4] = [
+    ("false", Declare::No),
+    ("true", Declare::Quorum),
+    ("quorum", Declare::Quorum),
+    ("classic", Declare::Classic),
 ];
+
+/// `source.queue_kind`.
+pub(super) const QUEUE_KINDS: [(&str, QueueKind); 2] =
+    [("quorum", QueueKind::Quorum), ("classic", QueueKind::Classic)];
+
+/// `source.start`.
+pub(super) const STARTS: [(&str, Start); 3] =
+    [("earliest", Start::Earliest), ("latest", Start::Latest), ("refuse", Start::Refuse)];
 
 /// Reads one subscription; `None` where too little is known of it to go on.
 pub(super) fn read(
     name: &str,
-    section: Section<'_>,
+    section: &Section<'_>,
     brokers: &BTreeMap<&str, Option<Broker>>,
     notices: &mut Vec<String>,
 ) -> Option<SubscriptionConfig> {
-    let callback = callback::read(&section);
+    let callback = callback::read(section);
     let source_section = section.section("source");
-    let known = broker(&section, &source_section, brokers);
+    let known = broker(section, &source_section, brokers);
     // Without its broker the rest is read all the same: all problems are told at once.
     let stand_in = match known {
         Some(_) => None,
         None => implied_kind(&source_section).map(Broker::of_kind),
     };
     let broker = known.or(stand_in.as_ref())?;
-    let (ordering, key_from) = identity::ordering(&section, broker.kind);
-    let identity = identity::identity(&section, broker.kind, notices);
-    let concurrency = section.count("concurrency", 16, 1..=4_096) as usize;
-    let limits = limits(&section, concurrency);
+    let (ordering, key_from) = identity::ordering(section, broker.kind);
+    let identity = identity::identity(section, broker.kind, notices);
+    let concurrency = section.count("concurrency") as usize;
+    let limits = limits(section, concurrency);
     let source =
-        source(&section, &source_section, broker, concurrency, &limits, &identity, ordering);
-    let consumer_id = consumer_id(&section, &source);
-    let body_bytes_max = section.size("body_bytes_max", 16 * MIB, 1..=GIB);
-    let lease = section.duration("lease", seconds(15), Duration::from_millis(500)..=minutes(10));
-    let hold_max = section.duration("hold_max", minutes(10), Duration::from_millis(100)..=days(1));
-    let retry = retry(section.section("retry"));
-    let (routes, on_unrouted) = routes::read(&section, broker.kind);
-    // Unknown keys are told only where all known ones were asked for.
-    source_section.finish();
-    section.finish();
+        source(section, &source_section, broker, concurrency, &limits, &identity, ordering);
+    let consumer_id = consumer_id(section, &source);
+    let body_bytes_max = section.size("body_bytes_max");
+    let lease = section.duration("lease");
+    let hold_max = section.duration("hold_max");
+    let retry = retry(&section.section("retry"));
+    let (routes, on_unrouted) = routes::read(section, broker.kind);
+    section.refuse_those_of_others(broker.kind);
+    source_section.refuse_those_of_others(broker.kind);
     known?;
     let settings = SubscriptionSettings {
         name: name.into(),
@@ -136,28 +107,27 @@ struct Limits {
 }
 
 fn limits(section: &Section<'_>, concurrency: usize) -> Limits {
-    let in_flight_max = section.count("in_flight_max", 1_024, 1..=1_000_000) as usize;
+    let in_flight_max = section.count("in_flight_max") as usize;
     if in_flight_max < concurrency {
         let remedy = format!("set at least {concurrency}, or lower concurrency");
         let what = format!("{in_flight_max} is below concurrency, {concurrency}");
         let key = if section.has("in_flight_max") { "in_flight_max" } else { "concurrency" };
         section.problem(key, Fault::new(what, remedy));
     }
-    let bytes = section.size("in_flight_bytes_max", 64 * MIB, 64 * KIB..=64 * GIB);
+    let bytes = section.size("in_flight_bytes_max");
     Limits {
         in_flight_max,
         in_flight_bytes_max: usize::try_from(bytes).unwrap_or(usize::MAX),
         callback_timeout: callback::timeout(section),
-        offset_span_max: section.count("offset_span_max", 100_000, 1..=10_000_000) as usize,
+        offset_span_max: section.count("offset_span_max") as usize,
     }
 }
 
-fn retry(section: Section<'_>) -> RetrySettings {
-    let least = Duration::from_millis(1);
+fn retry(section: &Section<'_>) -> RetrySettings {
     let settings = RetrySettings {
-        initial: section.duration("initial", Duration::from_millis(200), least..=minutes(60)),
-        factor: section.number("factor", 2.0, 1.0..=100.0),
-        cap: section.duration("cap", seconds(30), least..=days(1)),
+        initial: section.duration("initial"),
+        factor: section.number("factor"),
+        cap: section.duration("cap"),
     };
     if settings.cap < settings.initial {
         let key = if section.has("cap") { "cap" } else { "initial" };
@@ -166,7 +136,6 @@ fn retry(section: Section<'_>) -> RetrySettings {
             Fault::new("retry.cap is below retry.initial", "set cap to initial or more"),
         );
     }
-    section.finish();
     settings
 }
 
@@ -213,13 +182,8 @@ fn broker<'a>(
 }
 
 fn consumer_id(section: &Section<'_>, source: &SourceConfig) -> Option<ConsumerId> {
-    let parse = |text: &str| {
-        ConsumerId::new(text).map_err(|error| {
-            Fault::new(error.to_string(), "set a short name that stays the same across deploys")
-        })
-    };
     if section.has("consumer_id") {
-        return section.parse("consumer_id", parse);
+        return section.parse("consumer_id", forms::consumer_id);
     }
     let default = match source {
         SourceConfig::Kafka(kafka) => &kafka.group,
@@ -229,7 +193,7 @@ fn consumer_id(section: &Section<'_>, source: &SourceConfig) -> Option<ConsumerI
         // The missing group or queue is told already.
         return ConsumerId::new("unknown").ok();
     }
-    parse(default)
+    forms::consumer_id(default)
         .map_err(|fault| {
             section.missing(
                 "consumer_id",
@@ -254,10 +218,6 @@ fn source(
             SourceConfig::Kafka(kafka(section, source, broker, limits, position))
         }
         BrokerKind::RabbitMq => {
-            if section.has("offset_span_max") {
-                let fault = Fault::new("RabbitMQ has no offsets", "leave it out");
-                section.problem("offset_span_max", fault);
-            }
             SourceConfig::RabbitMq(rabbitmq(source, broker, concurrency, ordering))
         }
     }
@@ -281,22 +241,9 @@ fn kafka(
         brokers: broker.hosts.clone(),
         topics: topics(source),
         group: group.unwrap_or_default(),
-        start: source
-            .choice(
-                "start",
-                &[
-                    ("earliest", Start::Earliest),
-                    ("latest", Start::Latest),
-                    ("refuse", Start::Refuse),
-                ],
-            )
-            .unwrap_or_default(),
+        start: source.choice("start", &STARTS),
         properties: broker.kafka_properties(),
-        commit_interval: source.duration(
-            "commit_interval",
-            seconds(1),
-            Duration::from_millis(10)..=minutes(1),
-        ),
+        commit_interval: source.duration("commit_interval"),
         offset_span_max: limits.offset_span_max,
         position_identity,
     }
@@ -311,7 +258,7 @@ fn topics(source: &Section<'_>) -> Vec<String> {
                 Fault::new(format!("{topic:?} is there twice"), "name each once"),
             ),
             Ok(topic) => topics.push(topic),
-            Err(fault) => source.problem("topics", fault),
+            Err(fault) => source.unreadable("topics", fault),
         }
     }
     let pattern = source.parse("topic_pattern", |text| {
@@ -321,14 +268,6 @@ fn topics(source: &Section<'_>) -> Vec<String> {
     topics.extend(pattern);
     if topics.is_empty() && !source.has("topics") && !source.has("topic_pattern") {
         source.missing("topics", "name at least one topic, or a topic_pattern");
-    } else if topics.len() > TOPICS_MAX {
-        source.problem(
-            "topics",
-            Fault::new(
-                format!("it has {} topics, the most is {TOPICS_MAX}", topics.len()),
-                "use a topic_pattern",
-            ),
-        );
     }
     topics
 }
@@ -344,25 +283,13 @@ fn rabbitmq(
         source.missing("queue", "name the queue to consume");
     }
     let default_prefetch = (2 * concurrency as u64).min(u64::from(u16::MAX));
-    let declare = source
-        .choice(
-            "declare",
-            &[
-                ("false", Declare::No),
-                ("true", Declare::Quorum),
-                ("quorum", Declare::Quorum),
-                ("classic", Declare::Classic),
-            ],
-        )
-        .unwrap_or_default();
-    let single_active_consumer = source.switch("single_active_consumer", false);
-    let queue_kind = source
-        .choice("queue_kind", &[("quorum", QueueKind::Quorum), ("classic", QueueKind::Classic)])
-        .or(match declare {
-            Declare::No => None,
-            Declare::Quorum => Some(QueueKind::Quorum),
-            Declare::Classic => Some(QueueKind::Classic),
-        });
+    let declare = source.choice("declare", &DECLARE);
+    let single_active_consumer = source.switch("single_active_consumer");
+    let queue_kind = source.word("queue_kind", &QUEUE_KINDS).or(match declare {
+        Declare::No => None,
+        Declare::Quorum => Some(QueueKind::Quorum),
+        Declare::Classic => Some(QueueKind::Classic),
+    });
     if ordering != Ordering::None
         && queue_kind == Some(QueueKind::Quorum)
         && !single_active_consumer
@@ -380,7 +307,7 @@ fn rabbitmq(
         tls: broker.tls.clone(),
         heartbeat: broker.heartbeat,
         queue: queue.unwrap_or_default(),
-        prefetch: source.count("prefetch", default_prefetch, 1..=u64::from(u16::MAX)) as u16,
+        prefetch: source.count_or("prefetch", default_prefetch) as u16,
         declare,
         queue_kind,
         single_active_consumer,

@@ -2,8 +2,6 @@
 //!
 //! What is not set here the `OTEL_*` variables may say; that is decided where telemetry starts.
 
-use std::time::Duration;
-
 use url::Url;
 
 use super::headers;
@@ -11,7 +9,6 @@ use super::model::TelemetryConfig;
 use super::names;
 use super::problem::Fault;
 use super::reader::Section;
-use super::units::{self, minutes, seconds};
 
 const SERVICE_NAME_BYTES_MAX: usize = 255;
 const ENDPOINT_BYTES_MAX: usize = 4_096;
@@ -26,38 +23,31 @@ const OWN_HEADERS: &[&str] = &[
 ];
 
 /// `[telemetry]`.
-pub(super) fn read(section: Section<'_>) -> TelemetryConfig {
-    let headers = section.section("headers");
-    let config = TelemetryConfig {
+pub(super) fn read(section: &Section<'_>) -> TelemetryConfig {
+    TelemetryConfig {
         endpoint: section.parse("endpoint", endpoint),
-        traces: section.parse("traces", units::switch),
-        metrics: section.parse("metrics", units::switch),
-        headers: headers::read(&headers, |name| {
-            if OWN_HEADERS.iter().any(|own| own.eq_ignore_ascii_case(name)) {
-                return Err(Fault::new(
-                    format!("{name} belongs to the export itself"),
-                    "leave it out",
-                ));
-            }
-            Ok(())
-        }),
+        traces: section.switch_if_set("traces"),
+        metrics: section.switch_if_set("metrics"),
+        headers: headers::read(&section.section("headers"), header_name),
         service_name: section
             .parse("service_name", |text| names::broker_text(text, SERVICE_NAME_BYTES_MAX)),
-        sample_ratio: section
-            .parse("sample_ratio", |text| units::number(text, &(0.0..=1.0)))
-            .map(f64::from),
-        metrics_interval: section
-            .parse("metrics_interval", |text| units::duration(text, &(seconds(1)..=minutes(60)))),
-        timeout: section.parse("timeout", |text| {
-            units::duration(text, &(Duration::from_millis(100)..=minutes(1)))
-        }),
-    };
-    section.finish();
-    config
+        sample_ratio: section.number_if_set("sample_ratio").map(f64::from),
+        metrics_interval: section.duration_if_set("metrics_interval"),
+        timeout: section.duration_if_set("timeout"),
+    }
+}
+
+/// Names that the export itself does not need.
+pub(super) fn header_name(name: &str) -> Result<(), Fault> {
+    headers::check_name(name)?;
+    if OWN_HEADERS.iter().any(|own| own.eq_ignore_ascii_case(name)) {
+        return Err(Fault::new(format!("{name} belongs to the export itself"), "leave it out"));
+    }
+    Ok(())
 }
 
 /// The text may hold credentials: no fault shows it.
-fn endpoint(text: &str) -> Result<String, Fault> {
+pub(super) fn endpoint(text: &str) -> Result<String, Fault> {
     let remedy = "write the collector's base URL, like http://127.0.0.1:4318";
     let text = text.trim();
     if text.len() > ENDPOINT_BYTES_MAX {

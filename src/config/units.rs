@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::problem::Fault;
+use super::problem::{Fault, quote};
 
 pub(super) const KIB: u64 = 1024;
 pub(super) const MIB: u64 = 1024 * KIB;
@@ -49,15 +49,19 @@ pub(super) fn duration(text: &str, bounds: &RangeInclusive<Duration>) -> Result<
     let (least, most) = (show_duration(*bounds.start()), show_duration(*bounds.end()));
     let duration = humantime::parse_duration(text.trim()).map_err(|_| {
         Fault::new(
-            format!("{text:?} is no duration"),
+            format!("{} is no duration", quote(text)),
             format!("write a number with its unit, like \"15s\", \"200ms\", \"10m\" or \"14d\", from {least} to {most}"),
         )
     })?;
     if duration < *bounds.start() {
-        return Err(between(&format!("{text:?} is below the least, {least}"), &least, &most));
+        return Err(between(
+            &format!("{} is below the least, {least}", quote(text)),
+            &least,
+            &most,
+        ));
     }
     if duration > *bounds.end() {
-        return Err(between(&format!("{text:?} is above the most, {most}"), &least, &most));
+        return Err(between(&format!("{} is above the most, {most}", quote(text)), &least, &most));
     }
     Ok(duration)
 }
@@ -67,15 +71,19 @@ pub(super) fn size(text: &str, bounds: &RangeInclusive<u64>) -> Result<u64, Faul
     let (least, most) = (show_size(*bounds.start()), show_size(*bounds.end()));
     let bytes = parse_size(text.trim()).ok_or_else(|| {
         Fault::new(
-            format!("{text:?} is no size"),
+            format!("{} is no size", quote(text)),
             format!("write a whole number with its unit, like \"64 MiB\" or \"500 kB\", from {least} to {most}"),
         )
     })?;
     if bytes < *bounds.start() {
-        return Err(between(&format!("{text:?} is below the least, {least}"), &least, &most));
+        return Err(between(
+            &format!("{} is below the least, {least}", quote(text)),
+            &least,
+            &most,
+        ));
     }
     if bytes > *bounds.end() {
-        return Err(between(&format!("{text:?} is above the most, {most}"), &least, &most));
+        return Err(between(&format!("{} is above the most, {most}", quote(text)), &least, &most));
     }
     Ok(bytes)
 }
@@ -99,10 +107,9 @@ fn parse_size(text: &str) -> Option<u64> {
 /// A whole number.
 pub(super) fn count(text: &str, bounds: &RangeInclusive<u64>) -> Result<u64, Fault> {
     let (least, most) = (bounds.start().to_string(), bounds.end().to_string());
-    let number: u64 = text
-        .trim()
-        .parse()
-        .map_err(|_| between(&format!("{text:?} is no whole number in reach"), &least, &most))?;
+    let number: u64 = text.trim().parse().map_err(|_| {
+        between(&format!("{} is no whole number in reach", quote(text)), &least, &most)
+    })?;
     if number < *bounds.start() {
         return Err(between(&format!("{number} is below the least, {least}"), &least, &most));
     }
@@ -120,7 +127,7 @@ pub(super) fn number(text: &str, bounds: &RangeInclusive<f32>) -> Result<f32, Fa
         Ok(number) => {
             Err(between(&format!("{number} is not between {least} and {most}"), &least, &most))
         }
-        Err(_) => Err(between(&format!("{text:?} is no number"), &least, &most)),
+        Err(_) => Err(between(&format!("{} is no number", quote(text)), &least, &most)),
     }
 }
 
@@ -129,8 +136,19 @@ pub(super) fn switch(text: &str) -> Result<bool, Fault> {
     match text.trim() {
         "true" => Ok(true),
         "false" => Ok(false),
-        _ => Err(Fault::new(format!("{text:?} is neither true nor false"), "set true or false")),
+        _ => Err(Fault::new(
+            format!("{} is neither true nor false", quote(text)),
+            "set true or false",
+        )),
     }
+}
+
+/// One of some words: its place among them.
+pub(super) fn word(text: &str, words: &[&str]) -> Result<usize, Fault> {
+    words.iter().position(|word| *word == text.trim()).ok_or_else(|| {
+        let words: Vec<_> = words.iter().map(|word| format!("{word:?}")).collect();
+        Fault::new(format!("{} is not known", quote(text)), format!("set {}", words.join(" or ")))
+    })
 }
 
 #[cfg(test)]
