@@ -53,6 +53,7 @@ fn assert_refused(ended: &Ended, says: &[&str]) {
     assert_eq!(ended.code, Some(REFUSED), "{}", ended.text);
     let found = ended.text.lines().any(|line| says.iter().all(|part| line.contains(part)));
     assert!(found, "no line with {says:?} in:\n{}", ended.text);
+    assert!(ended.text.contains("config_refused"), "{}", ended.text);
     assert!(!ended.text.contains(SECRET), "a secret is shown:\n{}", ended.text);
     assert!(!ended.text.contains("panicked"), "{}", ended.text);
 }
@@ -163,9 +164,9 @@ async fn bad_flags_are_refused_with_their_name_value_and_remedy() {
         ("redis://127.0.0.1/orders", ["--source", "redis", "amqp"]),
         (
             "kafka://127.0.0.1:9/orders",
-            ["default.source.group (not set)", "set the consumer group", "consumer_id"],
+            ["default.source.group (--source)", "set the consumer group", "consumer_id"],
         ),
-        ("amqp://127.0.0.1:9/", ["default.source.queue (not set)", "missing", "name the queue"]),
+        ("amqp://127.0.0.1:9/", ["default.source.queue (--source)", "missing", "name the queue"]),
     ] {
         assert_refused(&run_flags(source, &[]).await, &says);
     }
