@@ -23,6 +23,7 @@ mod config;
 mod content;
 mod counts;
 mod depth;
+mod inspect;
 mod link;
 mod probe;
 mod properties;
@@ -35,4 +36,5 @@ mod trouble;
 mod wire;
 
 pub use config::{ArgumentValue, DeclareOptions, QueueKind, RabbitMqConfig, RabbitMqTls};
+pub use inspect::inspect;
 pub use source::RabbitMqSource;

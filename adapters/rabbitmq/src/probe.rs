@@ -6,6 +6,7 @@
 //! added and the question repeated. Nothing is ever created: where the queue went away meanwhile,
 //! the broker refuses the type. It takes the right to configure the queue.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use lapin::options::QueueDeclareOptions;
@@ -43,31 +44,85 @@ enum Answer {
 /// # Errors
 /// Only of the connection; a refusal is [`Found::Unknown`].
 pub(crate) async fn kind(connection: &Connection, queue: &str) -> Result<Found, Error> {
-    let mut arguments = FieldTable::default();
-    arguments.insert(TYPE.into(), AMQPValue::LongString(NO_TYPE.into()));
+    Ok(look(connection, queue).await?.0)
+}
+
+/// The kind, and those arguments of the queue that the broker compares before it.
+///
+/// # Errors
+/// As [`kind`].
+pub(crate) async fn look(
+    connection: &Connection,
+    queue: &str,
+) -> Result<(Found, BTreeMap<String, AMQPValue>), Error> {
+    let mut learnt = BTreeMap::new();
     for _ in 0..QUESTIONS_MAX {
-        match ask(connection, queue, arguments.clone()).await? {
-            Answer::Found(found) => return Ok(found),
-            Answer::Differs(name, value) => arguments.insert(name.as_str().into(), value),
+        match ask(connection, queue, table(&learnt)).await? {
+            Answer::Found(found) => return Ok((found, learnt)),
+            Answer::Differs(name, value) => drop(learnt.insert(name, value)),
         };
     }
-    Ok(Found::Unknown)
+    Ok((Found::Unknown, learnt))
+}
+
+/// Whether the queue has this argument with this value, given what was learnt of it. `None`: the
+/// broker compares its type before it.
+///
+/// # Errors
+/// As [`kind`].
+pub(crate) async fn has(
+    connection: &Connection,
+    queue: &str,
+    learnt: &BTreeMap<String, AMQPValue>,
+    (name, value): (&str, AMQPValue),
+) -> Result<Option<bool>, Error> {
+    let mut arguments = table(learnt);
+    if learnt.get(name) == Some(&value) {
+        return Ok(Some(true));
+    }
+    arguments.insert(name.into(), value);
+    let refusal = refused(connection, queue, arguments).await?;
+    let differs = refusal.as_deref().and_then(inequivalent).map(|(argument, _)| argument);
+    Ok(match differs {
+        Some(argument) if argument == name => Some(false),
+        _ => None,
+    })
+}
+
+/// With a type that no queue has: nothing is ever created.
+fn table(learnt: &BTreeMap<String, AMQPValue>) -> FieldTable {
+    let mut arguments = FieldTable::default();
+    arguments.insert(TYPE.into(), AMQPValue::LongString(NO_TYPE.into()));
+    for (name, value) in learnt {
+        arguments.insert(name.as_str().into(), value.clone());
+    }
+    arguments
 }
 
 async fn ask(connection: &Connection, queue: &str, table: FieldTable) -> Result<Answer, Error> {
+    let refusal = refused(connection, queue, table).await?;
+    Ok(refusal.map_or(Answer::Found(Found::Unknown), |text| read(&text)))
+}
+
+/// How the broker refuses to declare the queue like this; `None` without an answer.
+async fn refused(
+    connection: &Connection,
+    queue: &str,
+    table: FieldTable,
+) -> Result<Option<String>, Error> {
     let channel = connection.create_channel().await?;
     let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     let declared = timeout(ANSWER, channel.queue_declare(queue.into(), options, table)).await;
     match declared {
         Ok(Err(error)) => match channel_reply(&error) {
-            Some((_, text)) => Ok(read(&text)),
+            Some((_, text)) => Ok(Some(text)),
             None => Err(error),
         },
         Ok(Ok(_)) => {
             let _ = timeout(ANSWER, channel.close(200, "asked".into())).await;
-            Ok(Answer::Found(Found::Unknown))
+            Ok(None)
         }
-        Err(_) => Ok(Answer::Found(Found::Unknown)),
+        Err(_) => Ok(None),
     }
 }
 
@@ -75,10 +130,7 @@ async fn ask(connection: &Connection, queue: &str, table: FieldTable) -> Result<
 /// 'inboxd-asks' but current is 'quorum'`.
 fn read(text: &str) -> Answer {
     let unknown = Answer::Found(Found::Unknown);
-    let argument =
-        text.split_once("inequivalent arg '").and_then(|(_, rest)| rest.split_once('\''));
-    let current = text.rsplit_once("but current is ").map(|(_, current)| current);
-    let (Some((argument, _)), Some(current)) = (argument, current) else { return unknown };
+    let Some((argument, current)) = inequivalent(text) else { return unknown };
     match (argument, value(current)) {
         // Quorum queues and streams are durable and not deleted automatically; others are classic.
         ("durable" | "auto_delete", _) => Answer::Found(Found::Classic),
@@ -93,6 +145,14 @@ fn read(text: &str) -> Answer {
         (argument, Some(value)) => Answer::Differs(argument.to_owned(), value),
         (_, None) => unknown,
     }
+}
+
+/// The argument that differs, and what is said of its value.
+fn inequivalent(text: &str) -> Option<(&str, &str)> {
+    let (_, rest) = text.split_once("inequivalent arg '")?;
+    let (argument, _) = rest.split_once('\'')?;
+    let (_, current) = text.rsplit_once("but current is ")?;
+    Some((argument, current))
 }
 
 /// `the value '600000' of type 'signedint'`, as far as it is a type that can be given back, or

@@ -2,6 +2,7 @@
 
 mod conformance;
 mod content;
+mod inspect;
 mod logins;
 mod order;
 mod own_server;
