@@ -12,6 +12,9 @@ use super::upkeep::chain;
 use super::{AppError, sources, store};
 use crate::config::{Config, SubscriptionConfig};
 
+/// For inspections that keep to the bound themselves and know more of what hangs.
+const MARGIN: Duration = Duration::from_secs(2);
+
 /// What was found about one part of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checked {
@@ -41,7 +44,11 @@ pub async fn check(config: &Config, within: Duration) -> Vec<Checked> {
         parts.push(
             async move {
                 let (source, callback) = futures::join!(
-                    bounded("source", within, sources::inspect(config, subscription)),
+                    bounded(
+                        "source",
+                        within + MARGIN,
+                        sources::inspect(config, subscription, within)
+                    ),
                     bounded("callback", within, callback(subscription)),
                 );
                 let findings = source.into_iter().chain(callback).collect();

@@ -1,12 +1,14 @@
 //! From the configuration's plain values to the adapters' own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use inboxd_contract::{Finding, Forwarder, InboxStore, Source};
+use inboxd_contract::{Finding, Forwarder, InboxStore, Severity, Source};
 use inboxd_http::{HeaderCopy, HeaderPolicy, HttpConfig, HttpForwarder};
 
 use super::AppError;
 use crate::config::{Config, HeadersCopy, SourceConfig, SubscriptionConfig};
+use crate::engine::compare_retention;
 
 /// The application of one subscription.
 pub(super) fn forwarder(subscription: &SubscriptionConfig) -> Result<Arc<dyn Forwarder>, AppError> {
@@ -39,9 +41,65 @@ pub(super) fn http_forwarder(subscription: &SubscriptionConfig) -> Result<HttpFo
     })
 }
 
-/// Looks at where a subscription consumes from.
-pub(super) async fn inspect(_: &Config, _: &SubscriptionConfig) -> Vec<Finding> {
-    Vec::new()
+/// Looks at where a subscription consumes from, within this time.
+pub(super) async fn inspect(
+    config: &Config,
+    subscription: &SubscriptionConfig,
+    within: Duration,
+) -> Vec<Finding> {
+    match &subscription.source {
+        SourceConfig::Kafka(kafka) => {
+            inspect_kafka(config.database.retention, subscription, kafka, within).await
+        }
+        SourceConfig::RabbitMq(rabbitmq) => inspect_rabbitmq(subscription, rabbitmq, within).await,
+    }
+}
+
+#[cfg(feature = "kafka")]
+async fn inspect_kafka(
+    retention: Duration,
+    subscription: &SubscriptionConfig,
+    config: &crate::config::KafkaSourceConfig,
+    within: Duration,
+) -> Vec<Finding> {
+    let kafka = kafka_config(subscription, config);
+    let (mut findings, horizons) = futures::join!(
+        inboxd_kafka::inspect(&kafka, within),
+        inboxd_kafka::redelivery_horizon(&kafka),
+    );
+    // A broker that cannot be used says so once.
+    if !findings.iter().any(|finding| finding.severity == Severity::Problem) {
+        findings.extend(compare_retention(retention, &horizons));
+    }
+    findings
+}
+
+#[cfg(not(feature = "kafka"))]
+async fn inspect_kafka(
+    _: Duration,
+    _: &SubscriptionConfig,
+    _: &crate::config::KafkaSourceConfig,
+    _: Duration,
+) -> Vec<Finding> {
+    vec![super::check::refused(&AppError::Feature("kafka"))]
+}
+
+#[cfg(feature = "rabbitmq")]
+async fn inspect_rabbitmq(
+    subscription: &SubscriptionConfig,
+    config: &crate::config::RabbitMqSourceConfig,
+    within: Duration,
+) -> Vec<Finding> {
+    inboxd_rabbitmq::inspect(&rabbitmq_config(subscription, config), within).await
+}
+
+#[cfg(not(feature = "rabbitmq"))]
+async fn inspect_rabbitmq(
+    _: &SubscriptionConfig,
+    _: &crate::config::RabbitMqSourceConfig,
+    _: Duration,
+) -> Vec<Finding> {
+    vec![super::check::refused(&AppError::Feature("rabbitmq"))]
 }
 
 /// Starts the source of one subscription. `inbox_id` goes with Kafka's commits.
@@ -71,7 +129,20 @@ fn kafka(
     store: &Arc<dyn InboxStore>,
     inbox_id: &str,
 ) -> Result<Box<dyn Source>, AppError> {
-    use inboxd_kafka::{KafkaConfig, KafkaSource, StartAt};
+    let mut kafka = kafka_config(subscription, config);
+    kafka.commit_metadata = Some(inbox_id.to_owned());
+    kafka.position_identity = config.position_identity;
+    kafka.notes = Some(store.clone());
+    let source = inboxd_kafka::KafkaSource::start(kafka);
+    Ok(Box::new(source.map_err(|error| refused(subscription, error))?))
+}
+
+#[cfg(feature = "kafka")]
+fn kafka_config(
+    subscription: &SubscriptionConfig,
+    config: &crate::config::KafkaSourceConfig,
+) -> inboxd_kafka::KafkaConfig {
+    use inboxd_kafka::{KafkaConfig, StartAt};
 
     use crate::config::Start;
 
@@ -88,11 +159,7 @@ fn kafka(
     kafka.commit_interval = config.commit_interval;
     kafka.offset_span_max = config.offset_span_max;
     kafka.in_flight_bytes_max = subscription.settings.in_flight_bytes_max;
-    kafka.commit_metadata = Some(inbox_id.to_owned());
-    kafka.position_identity = config.position_identity;
-    kafka.notes = Some(store.clone());
-    let source = KafkaSource::start(kafka).map_err(|error| refused(subscription, error))?;
-    Ok(Box::new(source))
+    kafka
 }
 
 #[cfg(not(feature = "kafka"))]
@@ -110,9 +177,17 @@ fn rabbitmq(
     subscription: &SubscriptionConfig,
     config: &crate::config::RabbitMqSourceConfig,
 ) -> Result<Box<dyn Source>, AppError> {
-    use inboxd_rabbitmq::{
-        ArgumentValue, DeclareOptions, QueueKind, RabbitMqConfig, RabbitMqSource, RabbitMqTls,
-    };
+    let rabbitmq = rabbitmq_config(subscription, config);
+    let source = inboxd_rabbitmq::RabbitMqSource::start(rabbitmq);
+    Ok(Box::new(source.map_err(|error| refused(subscription, error))?))
+}
+
+#[cfg(feature = "rabbitmq")]
+fn rabbitmq_config(
+    subscription: &SubscriptionConfig,
+    config: &crate::config::RabbitMqSourceConfig,
+) -> inboxd_rabbitmq::RabbitMqConfig {
+    use inboxd_rabbitmq::{ArgumentValue, DeclareOptions, QueueKind, RabbitMqConfig, RabbitMqTls};
 
     use crate::config::{self, Declare};
 
@@ -148,8 +223,7 @@ fn rabbitmq(
         declare
     });
     rabbitmq.connection_name = format!("inboxd {}", subscription.settings.name);
-    let source = RabbitMqSource::start(rabbitmq).map_err(|error| refused(subscription, error))?;
-    Ok(Box::new(source))
+    rabbitmq
 }
 
 /// The configuration writes every host with its port, an IPv6 address in brackets.

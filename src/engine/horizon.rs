@@ -48,6 +48,26 @@ pub(super) fn compare(
         .collect()
 }
 
+/// The same for `inboxd check`.
+pub fn compare_retention(
+    retention: Duration,
+    horizons: &[(String, RedeliveryHorizon)],
+) -> Vec<inboxd_contract::Finding> {
+    let found = compare(retention, horizons).into_iter();
+    found
+        .map(|finding| match finding {
+            Finding::Warning(text) => inboxd_contract::Finding::warning(
+                "database.retention",
+                text,
+                "a longer retention costs rows, a shorter one lets late duplicates through",
+            ),
+            Finding::Information(text) => {
+                inboxd_contract::Finding::info("database.retention", text)
+            }
+        })
+        .collect()
+}
+
 /// Logs the findings.
 pub(super) fn tell(retention: Duration, horizons: &[(String, RedeliveryHorizon)]) {
     for finding in compare(retention, horizons) {

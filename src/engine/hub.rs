@@ -16,11 +16,11 @@ use inboxd_contract::{
 };
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::alone::Alone;
 use super::batcher::Batcher;
 use super::flights::Flights;
 use super::keeper::{Keeper, Lease};
@@ -32,9 +32,6 @@ use crate::telemetry::{Metrics, StoreCall};
 const BATCH_MEMBERS_MAX: usize = 256;
 /// Members of one call that carries bodies.
 const BATCH_BODIES_MAX: usize = 8;
-/// Calls for members that met a lock, beside the batches: so many for claims and for writes each.
-const ALONE_CALLS_MAX: usize = 1;
-
 const STORE_RETRY: RetrySettings =
     RetrySettings { initial: Duration::from_millis(50), factor: 2.0, cap: Duration::from_secs(2) };
 
@@ -55,8 +52,8 @@ pub struct Hub {
     completions: Batcher<Completion, Settled>,
     dead_letters: Batcher<DeadLetter, Settled>,
     releases: Batcher<Release, Settled>,
-    alone_claims: Semaphore,
-    alone_writes: Semaphore,
+    alone_claims: Alone,
+    alone_writes: Alone,
     keeper: Keeper,
     pub(super) flights: Flights,
     random: Mutex<SmallRng>,
@@ -108,8 +105,8 @@ impl Hub {
             dead_letters: batcher(&context, StoreCall::DeadLetter, BATCH_BODIES_MAX, DEAD_LETTER),
             releases: batcher(&context, StoreCall::Release, BATCH_MEMBERS_MAX, RELEASE),
             context,
-            alone_claims: Semaphore::new(ALONE_CALLS_MAX),
-            alone_writes: Semaphore::new(ALONE_CALLS_MAX),
+            alone_claims: Alone::new(),
+            alone_writes: Alone::new(),
             keeper,
             flights: Flights::default(),
             random: Mutex::new(SmallRng::seed_from_u64(random_seed)),
@@ -169,7 +166,8 @@ impl Hub {
         // An earlier call may have been committed: only its own token finds that claim again.
         let mut doubtful = false;
         loop {
-            match self.call(&self.claims, CLAIM, &request, &self.alone_claims, retry.alone).await {
+            let alone = retry.alone.then_some((&self.alone_claims, key));
+            match self.call(&self.claims, CLAIM, &request, alone).await {
                 Ok(answer) => {
                     let sent_at = if broken!(LeaseFromAnswer) { Instant::now() } else { sent_at };
                     let lease = answer.is_held().then(|| self.keeper.hold(claim, sent_at));
@@ -198,7 +196,8 @@ impl Hub {
     ) -> Option<Attempt> {
         let mut retry = Retry::new();
         loop {
-            match self.call(&self.counts, COUNT, claim, &self.alone_writes, retry.alone).await {
+            let alone = retry.alone.then_some((&self.alone_writes, &claim.key));
+            match self.call(&self.counts, COUNT, claim, alone).await {
                 Ok(answer) => return Some(answer),
                 Err(_) if stopped() => return None,
                 Err(error) => self.wait(&mut retry, "count an attempt", &error).await,
@@ -208,14 +207,16 @@ impl Hub {
 
     /// Moves the message to `inbox_messages`, for as long as it takes.
     pub(super) async fn complete(&self, completion: &Completion) -> Recorded<Settled> {
-        self.persist("complete", &self.completions, COMPLETE, completion, |_| None).await
+        let key = &completion.claim.key;
+        self.persist("complete", key, &self.completions, COMPLETE, completion, |_| None).await
     }
 
     /// Commits a dead letter, for as long as it takes. What the database refuses to take whole is
     /// cut.
     pub(super) async fn dead_letter(&self, letter: DeadLetter) -> Recorded<Settled> {
         let cut = |error: &StoreError| Some(letter::cut(&letter, &error.to_string()));
-        self.persist("dead-letter", &self.dead_letters, DEAD_LETTER, &letter, cut).await
+        let key = &letter.key;
+        self.persist("dead-letter", key, &self.dead_letters, DEAD_LETTER, &letter, cut).await
     }
 
     /// What is there of one message, asked for as long as it takes.
@@ -278,6 +279,7 @@ impl Hub {
     async fn persist<I: Clone + Send + 'static, O: Send + 'static>(
         &self,
         what: &'static str,
+        key: &InboxKey,
         batcher: &Batcher<I, O>,
         op: Op<I, O>,
         member: &I,
@@ -288,7 +290,8 @@ impl Hub {
         let mut instead = None;
         loop {
             let member = instead.as_ref().unwrap_or(member);
-            match self.call(batcher, op, member, &self.alone_writes, retry.alone).await {
+            let alone = retry.alone.then_some((&self.alone_writes, key));
+            match self.call(batcher, op, member, alone).await {
                 Ok(answer) => return Recorded { answer, doubtful },
                 Err(error) => {
                     doubtful |= !error.locked;
@@ -306,13 +309,12 @@ impl Hub {
         batcher: &Batcher<I, O>,
         op: Op<I, O>,
         member: &I,
-        alone_calls: &Semaphore,
-        alone: bool,
+        alone: Option<(&Alone, &InboxKey)>,
     ) -> Result<O, StoreError> {
-        if !alone {
+        let Some((calls, key)) = alone else {
             return batcher.submit(member.clone()).await;
-        }
-        let _permit = alone_calls.acquire().await;
+        };
+        let _turn = calls.turn(&key.consumer_id).await;
         bounded(&self.context, op, std::slice::from_ref(member))
             .await
             .pop()

@@ -23,6 +23,7 @@ macro_rules! broken {
     };
 }
 
+mod alone;
 mod attempt;
 mod batcher;
 mod budget;
@@ -38,10 +39,12 @@ mod lanes;
 mod letter;
 mod newcomer;
 mod progress;
+mod routes;
 mod settings;
 mod subscription;
 mod trouble;
 
+pub use horizon::compare_retention;
 pub use hub::Hub;
 pub use progress::{Flight, Stage};
 pub use settings::*;

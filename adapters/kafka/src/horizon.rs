@@ -8,9 +8,22 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use tokio::runtime::Handle;
 
+use crate::config::KafkaConfig;
+
 const ASK_TIMEOUT: Duration = Duration::from_secs(4);
 /// The answer's, with making and freeing a client.
 const TIMEOUT: Duration = Duration::from_secs(6);
+
+/// How long the topics that a configuration names, patterns apart, can deliver again. Joins no
+/// group. Must be called within a tokio runtime.
+pub async fn redelivery_horizon(config: &KafkaConfig) -> Vec<(String, RedeliveryHorizon)> {
+    let named = config.topics.iter().filter(|topic| !topic.starts_with('^'));
+    match config.client() {
+        Ok(client) => ask(client, named.cloned().collect()).await,
+        // What is wrong with a configuration is told by who starts or inspects it.
+        Err(_) => Vec::new(),
+    }
+}
 
 /// Asks for each topic; what cannot be found out is said to be unknown.
 pub(crate) async fn ask(

@@ -31,6 +31,7 @@ mod tracker;
 mod worker;
 
 pub use config::{KafkaConfig, StartAt};
+pub use horizon::redelivery_horizon;
 pub use inspect::inspect;
 pub use shared::KafkaCounters;
 pub use source::KafkaSource;
