@@ -70,6 +70,17 @@ struct Post {
     fence: Option<Fence>,
 }
 
+/// What is known of a message's attempts.
+#[derive(Default)]
+struct Attempts {
+    /// The number of the last POST that began; 0 again with a dead letter.
+    last_begun: u32,
+    /// The highest number that was to be POSTed.
+    highest: u32,
+    /// So many may have been counted without a POST.
+    may_skip: u32,
+}
+
 /// A delivery that the engine has.
 struct Held {
     place: Place,
@@ -90,6 +101,8 @@ pub struct LifeRecord {
     pub acks_with_letter: u64,
     pub rows_inserted: u64,
     pub completions_unanswered: u64,
+    /// What went back, and when.
+    released: Vec<(Place, Instant)>,
     pub cut: bool,
 }
 
@@ -109,7 +122,9 @@ struct State {
     /// Which record a generated id was made for.
     generated: BTreeMap<InboxKey, Place>,
     posts: Vec<Post>,
-    attempts: BTreeMap<InboxKey, u32>,
+    attempts: BTreeMap<InboxKey, Attempts>,
+    /// When a life held the last delivery of a message.
+    last_held: BTreeMap<(String, InboxKey), Instant>,
     lives: BTreeMap<(usize, u64), LifeRecord>,
     next_serial: u64,
     clock_shift: i64,
@@ -142,6 +157,7 @@ impl Oracle {
             generated: BTreeMap::new(),
             posts: Vec::new(),
             attempts: BTreeMap::new(),
+            last_held: BTreeMap::new(),
             lives: BTreeMap::new(),
             next_serial: 0,
             clock_shift: 0,
@@ -173,6 +189,41 @@ impl Oracle {
 
     pub fn life<T>(&self, life: &Life, change: impl FnOnce(&mut LifeRecord) -> T) -> T {
         change(lock(&self.state).life(life))
+    }
+
+    /// Calls that change attempts and may end without an answer.
+    pub fn may_skip(&self, keys: &[InboxKey]) {
+        let mut state = lock(&self.state);
+        for key in keys {
+            state.attempts.entry(key.clone()).or_default().may_skip += 1;
+        }
+    }
+
+    /// The answer came.
+    pub fn does_not_skip<'a>(&self, keys: impl Iterator<Item = &'a InboxKey>) {
+        let mut state = lock(&self.state);
+        for key in keys {
+            let known = state.attempts.entry(key.clone()).or_default();
+            known.may_skip = known.may_skip.saturating_sub(1);
+        }
+    }
+
+    /// The life is dead: what it had claimed may never be POSTed.
+    pub fn ended(&self, life: &Life) {
+        let mut state = lock(&self.state);
+        let held: Vec<Place> = state.life(life).held.values().map(|held| held.place).collect();
+        state.attempts_may_skip(&held);
+    }
+
+    /// The same for what was cut just now.
+    pub fn was_cut(&self, life: &Life) {
+        let mut state = lock(&self.state);
+        let record = state.life(life);
+        record.cut = true;
+        let now = Instant::now();
+        let cut: Vec<Place> =
+            record.released.iter().filter(|(_, at)| *at == now).map(|(place, _)| *place).collect();
+        state.attempts_may_skip(&cut);
     }
 
     pub fn published(&self, place: Place, publication: &Publication, key: Option<InboxKey>) {
@@ -245,10 +296,14 @@ impl Oracle {
     pub fn settled(&self, life: &Life, place: Place, serial: u64, settlement: Settlement) {
         let mut state = lock(&self.state);
         state.life(life).held.remove(&serial);
+        if let Some(key) = state.copies[&place].key.clone() {
+            state.last_held.insert((life.name.clone(), key), Instant::now());
+        }
         let name = state.name(place);
         self.trace.add(&life.name, format_args!("{settlement:?} {place:?} {name}"));
         if settlement == Settlement::Release {
             state.stats.releases += 1;
+            state.life(life).released.push((place, Instant::now()));
             return;
         }
         let (row, letter) = state.evidence(place);
@@ -410,13 +465,21 @@ impl Oracle {
 
     /// Attempts grow with each POST, and by one where nothing was lost.
     fn check_attempt(&self, state: &mut State, key: &InboxKey, attempt: u32, name: &str) {
-        let last = state.attempts.get(key).copied().unwrap_or(0);
         let excused = state.clock_jumped_at.is_some();
+        let known = state.attempts.entry(key.clone()).or_default();
+        let (last, highest) = (known.last_begun, known.highest);
+        let skipped = attempt.saturating_sub(highest + 1);
+        let skips = skipped > known.may_skip;
+        known.may_skip = known.may_skip.saturating_sub(skipped);
+        known.highest = highest.max(attempt);
         if attempt <= last && !excused {
             self.fail(state, format_args!("I9: {name}: attempt {attempt} after attempt {last}"));
         }
-        if attempt > last + 1 && state.plan.keeps_attempts() {
-            self.fail(state, format_args!("I9: {name}: attempt {attempt} after {last} skips one"));
+        if skips {
+            self.fail(
+                state,
+                format_args!("I9: {name}: attempt {attempt} after {highest} skips one"),
+            );
         }
     }
 
@@ -426,7 +489,7 @@ impl Oracle {
         let key = state.posts[post].key.clone();
         state.posts[post].begun_at = Some(Instant::now());
         let last = state.attempts.entry(key.clone()).or_default();
-        *last = attempt.max(*last);
+        last.last_begun = attempt.max(last.last_begun);
         if state.rows.contains_key(&key) {
             // Between the last check and the write: the documented window.
             state.stats.residual += 1;
@@ -507,6 +570,14 @@ impl State {
         self.lives.entry((life.slot, life.number)).or_default()
     }
 
+    fn attempts_may_skip(&mut self, places: &[Place]) {
+        for place in places {
+            if let Some(key) = self.copies[place].key.clone() {
+                self.attempts.entry(key).or_default().may_skip += 1;
+            }
+        }
+    }
+
     fn name(&self, place: Place) -> String {
         match self.copies.get(&place).map(|copy| &copy.key) {
             Some(Some(key)) => key.message_id.as_str().chars().take(40).collect(),
@@ -584,7 +655,11 @@ impl MemoryWitness for Oracle {
                 }
             }
             MemoryChange::Renewed { claim, expires_at } => match state.claims.get_mut(&claim.key) {
-                Some(model) if model.token == Some(claim.token) => model.expires_at = expires_at,
+                Some(model) if model.token == Some(claim.token) => {
+                    model.expires_at = expires_at;
+                    let owner = model.owner.clone();
+                    self.must_be_at_work(state, &claim.key, &owner);
+                }
                 _ => self.fail(
                     state,
                     format_args!("I4: a lost claim of {} is renewed", claim.key.message_id),
@@ -659,6 +734,7 @@ impl Oracle {
                 );
             }
             state.stats.takeovers += 1;
+            state.attempts.entry(key.clone()).or_default().may_skip += 1;
             state.fates.insert(other, Fate::TakenOver);
         }
         if held {
@@ -667,6 +743,28 @@ impl Oracle {
         } else if other.is_none() || !in_force {
             // Taken for the look and removed again.
             state.claims.remove(key);
+        }
+    }
+
+    /// A claim is renewed while its message is under way, and not much longer.
+    fn must_be_at_work(&self, state: &mut State, key: &InboxKey, owner: &OwnerId) {
+        let patience = state.plan.settings.lease;
+        let Some(at) = state.last_held.get(&(owner.0.to_string(), key.clone())) else { return };
+        let long_ago = at.elapsed() > patience;
+        let number = owner.0.rsplit('.').next().and_then(|number| number.parse::<u64>().ok());
+        let life = state.lives.iter().find(|((_, other), _)| Some(*other) == number);
+        let held = life.is_some_and(|(_, life)| {
+            let mut places = life.held.values().map(|held| held.place);
+            places.any(|place| state.copies[&place].key.as_ref() == Some(key))
+        });
+        if long_ago && !held {
+            self.fail(
+                state,
+                format_args!(
+                    "I8: {owner} renews its claim of {}, which it gave back long ago",
+                    key.message_id
+                ),
+            );
         }
     }
 
@@ -761,13 +859,17 @@ impl Oracle {
         state.letter_keys.insert(key.clone());
         state.letter_places.insert(place);
         // With its claim the message loses its attempts.
-        state.attempts.remove(key);
+        state.attempts.entry(key.clone()).or_default().last_begun = 0;
     }
 }
 
 /// The key of a publication that carries an id.
 pub fn key_of(plan: &Plan, publication: &Publication) -> Option<InboxKey> {
-    let id = publication.id.as_ref()?;
+    key_of_id(plan, publication.id.as_ref()?)
+}
+
+/// The key of an id.
+pub fn key_of_id(plan: &Plan, id: &str) -> Option<InboxKey> {
     let message_id = MessageId::from_bytes(id.as_bytes())?;
     Some(InboxKey { consumer_id: plan.settings.consumer_id.clone(), message_id })
 }

@@ -57,11 +57,27 @@ pub enum Disturbance {
     /// The database cannot be reached.
     DatabaseAway { time: Duration },
     /// Somebody else's transaction holds a lock on a message's claim or row, then rolls back.
-    Lock { publication: usize, of_claim: bool, time: Duration },
+    Lock { id: String, of_claim: bool, time: Duration },
     /// The database's clock is moved; forwards is what leases cannot protect from.
     ClockMoves { micros: i64 },
     /// Connections to the application are refused.
     ApplicationAway { time: Duration },
+}
+
+impl Disturbance {
+    /// Which process it happens to, where it is one.
+    pub fn slot(&self) -> Option<usize> {
+        match *self {
+            Self::Crash { slot, .. }
+            | Self::CrashAtStep { slot, .. }
+            | Self::Drain { slot, .. }
+            | Self::Freeze { slot, .. }
+            | Self::FreezeAtStep { slot, .. }
+            | Self::Sever { slot }
+            | Self::Expel { slot } => Some(slot),
+            _ => None,
+        }
+    }
 }
 
 /// How likely each kind of answer is, in thousandths.
@@ -123,11 +139,10 @@ impl Plan {
         let settings = draw.settings(ordering);
         let chaos = draw.between(5 * SECOND, 60 * SECOND);
         let publications = draw.publications(&broker, &settings, chaos);
-        let disturbances =
-            draw.disturbances(&broker, instances, publications.len(), chaos, &settings);
+        let disturbances = draw.disturbances(&broker, instances, &publications, chaos, &settings);
         let application = draw.application(&settings);
         let store = draw.store();
-        Self {
+        let mut plan = Self {
             seed,
             broker,
             instances,
@@ -137,24 +152,38 @@ impl Plan {
             application,
             store,
             chaos,
+        };
+        if draw.chance(15) {
+            plan.contend(&mut draw);
         }
+        plan
     }
 
-    /// Nothing but the application's answers and graceful hand-overs can cost an attempt.
-    pub fn keeps_attempts(&self) -> bool {
-        let store = &self.store;
-        store.before_commit + store.after_commit + store.slow + store.hangs == 0
-            && self.application.panics == 0
-            && self.disturbances.iter().all(|(_, what)| {
-                matches!(
-                    what,
-                    Disturbance::Sever { .. }
-                        | Disturbance::Revoke { .. }
-                        | Disturbance::BrokerAway { .. }
-                        | Disturbance::BrokerHangs { .. }
-                        | Disturbance::Expel { .. }
-                )
-            })
+    /// Every message twice, and claims that run out while they are locked: processes take over
+    /// from each other all the time.
+    fn contend(&mut self, draw: &mut Draw) {
+        self.instances = self.instances.max(draw.0.random_range(2..=3));
+        self.settings.lease = 2 * SECOND;
+        self.settings.hold_max = SECOND;
+        self.settings.in_flight_max = self.settings.in_flight_max.max(4);
+        self.application.server_error = 200;
+        self.application.slow_max = SECOND.min(self.settings.callback_timeout.mul_f32(0.8));
+        let mut twins = Vec::new();
+        for first in &self.publications {
+            if first.id.is_none() || draw.chance(50) {
+                continue;
+            }
+            let at = first.at + draw.between(Duration::ZERO, 300 * MS);
+            let stream = draw.0.random_range(0..self.broker.streams);
+            twins.push(Publication { at, stream, ..first.clone() });
+            let at = first.at + draw.between(Duration::ZERO, SECOND);
+            let time = draw.between(SECOND, 3 * self.settings.lease);
+            let id = first.id.clone().unwrap_or_default();
+            self.disturbances.push((at, Disturbance::Lock { id, of_claim: true, time }));
+        }
+        self.publications.extend(twins);
+        self.publications.sort_by_key(|publication| publication.at);
+        self.disturbances.sort_by_key(|(at, _)| *at);
     }
 
     /// The time in which everything must drain once nothing disturbs.
@@ -284,7 +313,7 @@ impl Draw {
         &mut self,
         broker: &MemoryBrokerOptions,
         instances: usize,
-        publications: usize,
+        publications: &[Publication],
         chaos: Duration,
         settings: &SubscriptionSettings,
     ) -> Vec<(Duration, Disturbance)> {
@@ -329,11 +358,10 @@ impl Draw {
                     let micros = if self.chance(80) { -back } else { back };
                     Disturbance::ClockMoves { micros }
                 }
-                10 | 11 => Disturbance::Lock {
-                    publication: self.0.random_range(0..publications),
-                    of_claim: self.chance(50),
-                    time,
-                },
+                10 | 11 => {
+                    let id = self.one_of(publications).id.clone().unwrap_or_default();
+                    Disturbance::Lock { id, of_claim: self.chance(50), time }
+                }
                 _ => Disturbance::ApplicationAway { time },
             };
             all.push((at, what));

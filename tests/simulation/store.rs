@@ -28,6 +28,16 @@ pub struct Faults {
     pub oracle: Oracle,
 }
 
+impl Faults {
+    /// Often just below a lease, after which the engine gives a call up.
+    fn slow(&self) -> Duration {
+        match self.chance.hits(500) {
+            true => self.lease.mul_f32(0.6) + self.chance.up_to(self.lease.mul_f32(0.35)),
+            false => self.chance.up_to(self.lease),
+        }
+    }
+}
+
 impl StoreFaults for Faults {
     fn next(&self, call: StoreCall) -> StoreFault {
         let profile = &self.profile;
@@ -45,10 +55,10 @@ impl StoreFaults for Faults {
             fault.point = FaultPoint::AfterCommit;
         }
         if self.chance.hits(profile.slow) {
-            fault.delay_before = self.chance.up_to(self.lease);
+            fault.delay_before = self.slow();
         }
         if self.chance.hits(profile.slow) {
-            fault.delay_after = self.chance.up_to(self.lease);
+            fault.delay_after = self.slow();
         }
         if self.chance.hits(profile.hangs) {
             fault.delay_before = self.lease * 3;
@@ -70,6 +80,20 @@ impl SimStore {
     pub fn new(life: Arc<Life>, database: Arc<MemoryDatabase>, faults: Faults) -> Self {
         let oracle = faults.oracle.clone();
         Self { life, oracle, inner: MemoryStore::with_faults(database, Arc::new(faults)) }
+    }
+
+    /// A call that changes attempts: where an answer is missing, one may have been counted.
+    async fn counted<T>(
+        &self,
+        what: &str,
+        keys: Vec<InboxKey>,
+        call: impl Future<Output = Vec<Result<T, StoreError>>>,
+    ) -> Vec<Result<T, StoreError>> {
+        self.oracle.may_skip(&keys);
+        let answers = self.through(what, call).await;
+        let answered = keys.iter().zip(&answers).filter(|(_, answer)| answer.is_ok());
+        self.oracle.does_not_skip(answered.map(|(key, _)| key));
+        answers
     }
 
     async fn through<T>(&self, what: &str, call: impl Future<Output = T>) -> T {
@@ -111,7 +135,8 @@ impl InboxStore for SimStore {
         lease: Duration,
         requests: &[ClaimRequest],
     ) -> Vec<Result<ClaimAnswer, StoreError>> {
-        self.through("claim", self.inner.claim(owner, lease, requests)).await
+        let keys = requests.iter().map(|request| request.claim.key.clone()).collect();
+        self.counted("claim", keys, self.inner.claim(owner, lease, requests)).await
     }
 
     async fn renew(&self, lease: Duration, claims: &[Claim]) -> Result<Vec<Token>, StoreError> {
@@ -119,7 +144,8 @@ impl InboxStore for SimStore {
     }
 
     async fn count_attempts(&self, claims: &[Claim]) -> Vec<Result<Attempt, StoreError>> {
-        self.through("count", self.inner.count_attempts(claims)).await
+        let keys = claims.iter().map(|claim| claim.key.clone()).collect();
+        self.counted("count", keys, self.inner.count_attempts(claims)).await
     }
 
     async fn complete(&self, completions: &[Completion]) -> Vec<Result<Settled, StoreError>> {
@@ -137,7 +163,8 @@ impl InboxStore for SimStore {
     }
 
     async fn release(&self, releases: &[Release]) -> Vec<Result<Settled, StoreError>> {
-        let answers = self.through("release", self.inner.release(releases)).await;
+        let keys = releases.iter().map(|release| release.claim.key.clone()).collect();
+        let answers = self.counted("release", keys, self.inner.release(releases)).await;
         if answers.iter().any(Result::is_err) {
             self.life.release_failed.store(true, SeqCst);
         }

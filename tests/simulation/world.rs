@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::application::{Application, SimForwarder};
 use super::chance::Chance;
 use super::life::{Life, Signal, Signals};
-use super::oracle::{Oracle, key_of};
+use super::oracle::{Oracle, key_of, key_of_id};
 use super::plan::{Disturbance, Plan};
 use super::report::Report;
 use super::source::{Lingering, SimSource};
@@ -61,6 +61,8 @@ pub fn run(plan: &Plan, broken: Broken) -> Report {
 /// A process that runs.
 struct Process {
     life: Arc<Life>,
+    /// By which the broker knows it.
+    instance: u64,
     hub: Arc<Hub>,
     subscription: Arc<Subscription>,
     draining: Option<JoinHandle<()>>,
@@ -70,7 +72,7 @@ enum Action {
     Publish(usize),
     Disturb(usize),
     Start(usize),
-    Thaw(Arc<Life>),
+    Thaw(Arc<Life>, u64),
     Leave(String),
     BrokerReachable,
     BrokerAnswers { severed: bool },
@@ -223,13 +225,17 @@ impl World {
             Action::Publish(index) => self.publish(index),
             Action::Disturb(index) => {
                 let what = self.plan.disturbances[index].1.clone();
-                self.tell(format_args!("{what:?}"));
-                self.disturb(what);
+                // A smaller plan may have fewer processes.
+                if what.slot().is_none_or(|slot| slot < self.slots.len()) {
+                    self.tell(format_args!("{what:?}"));
+                    self.disturb(what);
+                }
             }
             Action::Start(slot) => self.start(slot),
-            Action::Thaw(life) => {
+            Action::Thaw(life, instance) => {
                 self.trace.add(&life.name, format_args!("goes on"));
                 life.thaw();
+                self.broker.set_stopped(instance, false);
             }
             Action::Leave(name) => lock(&self.lingering).retain(|(of, _)| *of != name),
             Action::BrokerReachable => self.broker.set_reachable(true),
@@ -291,12 +297,10 @@ impl World {
         };
         let hub = Hub::start(store, hub_settings, metrics.clone());
         let name = settings.name.to_string();
-        let source = SimSource::new(
-            life.clone(),
-            self.oracle.clone(),
-            self.broker.source(),
-            self.lingering.clone(),
-        );
+        let inner = self.broker.source();
+        let instance = inner.instance();
+        let source =
+            SimSource::new(life.clone(), self.oracle.clone(), inner, self.lingering.clone());
         let forwarder = SimForwarder { life: life.clone(), application: self.application.clone() };
         let subscription = Subscription::start(
             &hub,
@@ -308,7 +312,7 @@ impl World {
         );
         self.metrics.push((life.clone(), metrics));
         let subscription = Arc::new(subscription);
-        self.slots[slot] = Some(Process { life, hub, subscription, draining: None });
+        self.slots[slot] = Some(Process { life, instance, hub, subscription, draining: None });
     }
 
     fn life(&self, slot: usize) -> Option<Arc<Life>> {
@@ -345,9 +349,8 @@ impl World {
             }
             Disturbance::Sever { slot } => {
                 self.oracle.stats(|stats| stats.severs += 1);
-                let instances = self.broker.instances();
-                if let Some(instance) = instances.get(slot) {
-                    self.broker.sever_one(*instance);
+                if let Some(process) = &self.slots[slot] {
+                    self.broker.sever_one(process.instance);
                 }
             }
             Disturbance::BrokerAway { time } => {
@@ -369,9 +372,8 @@ impl World {
                 self.database.set_available(false);
                 self.after(time, Action::DatabaseBack);
             }
-            Disturbance::Lock { publication, of_claim, time } => {
-                let Some(publication) = self.plan.publications.get(publication) else { return };
-                let Some(key) = key_of(&self.plan, publication) else { return };
+            Disturbance::Lock { id, of_claim, time } => {
+                let Some(key) = key_of_id(&self.plan, &id) else { return };
                 self.oracle.stats(|stats| stats.locks += 1);
                 let held = match of_claim {
                     true => self.database.lock_claim(&key),
@@ -392,12 +394,17 @@ impl World {
     }
 
     fn froze(&mut self, slot: usize, number: u64) {
-        let Some(life) = self.life(slot).filter(|life| life.number == number) else { return };
+        let Some(process) = &self.slots[slot] else { return };
+        if process.life.number != number {
+            return;
+        }
+        let (life, instance) = (process.life.clone(), process.instance);
         self.oracle.stats(|stats| stats.freezes += 1);
+        self.broker.set_stopped(instance, true);
         let (time, expelled) = self.stands_still[slot];
         // In the calm phase everything goes on at once.
         let time = if self.calm.load(SeqCst) { Duration::ZERO } else { time };
-        self.after(time, Action::Thaw(life));
+        self.after(time, Action::Thaw(life, instance));
         if expelled {
             self.expel(slot);
         }
@@ -405,9 +412,8 @@ impl World {
 
     fn expel(&mut self, slot: usize) {
         self.oracle.stats(|stats| stats.expels += 1);
-        let instances = self.broker.instances();
-        if let Some(instance) = instances.get(slot) {
-            self.broker.expel(*instance);
+        if let Some(process) = &self.slots[slot] {
+            self.broker.expel(process.instance);
         }
     }
 
@@ -418,6 +424,7 @@ impl World {
             return;
         };
         self.oracle.stats(|stats| stats.crashes += 1);
+        self.oracle.ended(&process.life);
         let linger = process.life.linger();
         if let Some(draining) = &process.draining {
             draining.abort();
@@ -455,7 +462,9 @@ impl World {
         let life = &process.life;
         self.trace.add(&life.name, format_args!("has drained, {cut} cut"));
         self.oracle.stats(|stats| stats.cut += cut as u64);
-        self.oracle.life(life, |record| record.cut |= cut > 0);
+        if cut > 0 {
+            self.oracle.was_cut(life);
+        }
         let kept = self.database.claims_held_by(&life.owner);
         if cut == 0 && kept > 0 && !life.release_failed.load(SeqCst) {
             self.oracle.violated(format_args!(
@@ -494,6 +503,7 @@ impl World {
                 Some(process) => {
                     process.life.spare();
                     process.life.thaw();
+                    self.broker.set_stopped(process.instance, false);
                 }
                 None => self.after(Duration::from_millis(100), Action::Start(slot)),
             }

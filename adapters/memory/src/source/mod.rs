@@ -192,6 +192,12 @@ impl MemoryBroker {
         self.0.change(|state| state.revoke(stream));
     }
 
+    /// True: the instance's process stands still: it takes nothing, and does not come back where it
+    /// is thrown out.
+    pub fn set_stopped(&self, instance: u64, stopped: bool) {
+        self.0.change(|state| state.set_stopped(instance, stopped));
+    }
+
     /// Takes all streams of a log's instance at once, as when its session expired: fences are
     /// lost, and what was not committed is delivered again, to whoever has the stream
     /// next. On a queue: the same as [`MemoryBroker::sever_one`].

@@ -68,6 +68,10 @@ enum Place {
 struct Instance {
     connected: bool,
     taking: bool,
+    /// Its process stands still.
+    stopped: bool,
+    /// Log: in the group; again with its next turn once it was thrown out.
+    member: bool,
     /// Queue: one per connection.
     fence: FenceHandle,
     held: usize,
@@ -156,6 +160,8 @@ impl State {
         let instance = Instance {
             connected: false,
             taking: true,
+            stopped: false,
+            member: true,
             fence: FenceHandle::open(),
             held: 0,
             status,
@@ -187,6 +193,12 @@ impl State {
         let now = Instant::now();
         let open = self.reachable && !self.hanging;
         let Some(instance) = self.instances.get_mut(&id) else { return false };
+        if instance.stopped {
+            return false;
+        }
+        if !std::mem::replace(&mut instance.member, true) {
+            self.changes += 1;
+        }
         let connects = !instance.connected && open && now >= instance.retry_at;
         if connects {
             instance.connected = true;
@@ -274,12 +286,19 @@ impl State {
         self.finish_drains(Instant::now());
     }
 
+    pub(super) fn set_stopped(&mut self, id: u64, stopped: bool) {
+        if let Some(instance) = self.instances.get_mut(&id) {
+            instance.stopped = stopped;
+        }
+    }
+
     pub(super) fn expel(&mut self, id: u64) {
         match self.kind {
             MemoryKind::Queue => self.sever(Some(id)),
             MemoryKind::Log => {
                 if let Some(instance) = self.instances.get_mut(&id) {
                     instance.wire.clear();
+                    instance.member = false;
                 }
                 self.drop_assignments(id);
             }
@@ -301,7 +320,7 @@ impl State {
     pub(super) fn take(&mut self, id: u64, room: Room) -> Vec<Taken> {
         let mut taken = Vec::new();
         let Some(instance) = self.instances.get_mut(&id) else { return taken };
-        if !instance.connected || !instance.taking || self.hanging {
+        if !instance.connected || !instance.taking || instance.stopped || self.hanging {
             return taken;
         }
         if self.exclusive && self.consumer != Some(id) {
@@ -493,7 +512,7 @@ impl State {
         if self.kind == MemoryKind::Queue {
             return;
         }
-        let members = self.instances.iter().filter(|(_, member)| member.connections > 0);
+        let members = self.instances.iter().filter(|(_, member)| member.connections > 0 && member.member);
         let members: Vec<_> = members.map(|(id, _)| *id).collect();
         if members.is_empty() {
             return;
