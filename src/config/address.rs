@@ -161,9 +161,11 @@ fn parse_host(text: &str, default_port: u16) -> Result<String, Fault> {
     }
     let port = match port {
         None => default_port,
-        Some(port) => port.parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(|| {
-            Fault::new(format!("the port of {host} is no number from 1 to 65535"), remedy)
-        })?,
+        Some(port) => port
+            .parse::<u16>()
+            .ok()
+            .filter(|port| *port > 0)
+            .ok_or_else(|| Fault::new("a port is no number from 1 to 65535", remedy))?,
     };
     Ok(format!("{host}:{port}"))
 }

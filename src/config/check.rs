@@ -71,6 +71,11 @@ impl Layer<'_> {
                     self.problem(&node.place, full, fault);
                 }
             }
+            (Kind::Choice { words, .. }, _) => {
+                let fault =
+                    Fault::new("it is a single value", format!("set {}", words.join(" or ")));
+                self.problem(&node.place, full, fault);
+            }
             (_, Value::List(_) | Value::Table(_)) => self.problem(&node.place, full, no_scalar()),
         }
     }

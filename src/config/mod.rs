@@ -35,6 +35,8 @@ mod units;
 mod yaml;
 
 #[cfg(test)]
+mod every_key;
+#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;

@@ -22,6 +22,18 @@ pub enum Place {
     Unset,
 }
 
+impl Place {
+    /// Files from top to bottom, then variables, then flags.
+    fn order(&self) -> (u8, &str, usize) {
+        match self {
+            Self::File { path, line } => (0, path, *line),
+            Self::Environment(name) => (1, name, 0),
+            Self::Flag(name) => (2, name, 0),
+            Self::Unset => (3, "", 0),
+        }
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -140,7 +152,8 @@ impl Problems {
     }
 
     pub(super) fn into_result<T>(self, value: Option<T>) -> Result<T, ConfigError> {
-        let problems = self.0.into_inner();
+        let mut problems = self.0.into_inner();
+        problems.sort_by(|one, other| one.place.order().cmp(&other.place.order()));
         match value {
             Some(value) if problems.is_empty() => Ok(value),
             _ => Err(ConfigError(problems)),
