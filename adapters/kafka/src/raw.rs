@@ -15,7 +15,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use inboxd_contract::Header;
 use rdkafka::Message as _;
 use rdkafka::TopicPartitionList;
@@ -46,7 +46,9 @@ pub(crate) fn headers(message: &BorrowedMessage<'_>) -> Vec<Header> {
     }
     // SAFETY: as above.
     let count = unsafe { sys::rd_kafka_header_cnt(list) };
-    let mut headers = Vec::with_capacity(count);
+    // One allocation for all names and values: those of a byte would cost thirty each.
+    let mut bytes = BytesMut::new();
+    let mut spans = Vec::with_capacity(count);
     for index in 0..count {
         let (mut name, mut value, mut size) = (ptr::null(), ptr::null(), 0);
         // SAFETY: the list is alive; the three out-pointers are valid.
@@ -56,12 +58,20 @@ pub(crate) fn headers(message: &BorrowedMessage<'_>) -> Vec<Header> {
             break;
         }
         // SAFETY: librdkafka ends names with a NUL and keeps them as long as the message.
-        let name = Bytes::copy_from_slice(unsafe { CStr::from_ptr(name) }.to_bytes());
+        bytes.extend_from_slice(unsafe { CStr::from_ptr(name) }.to_bytes());
+        let named = bytes.len();
         // SAFETY: a value that is not null has `size` bytes.
-        let value = unsafe { bytes_of(value, size) }.map(Bytes::copy_from_slice);
-        headers.push(Header { name, value });
+        let value = unsafe { bytes_of(value, size) };
+        bytes.extend_from_slice(value.unwrap_or_default());
+        spans.push((named, value.is_some().then_some(bytes.len())));
     }
-    headers
+    let (bytes, mut start) = (bytes.freeze(), 0);
+    let headers = spans.into_iter().map(|(named, valued)| {
+        let name = bytes.slice(start..named);
+        start = valued.unwrap_or(named);
+        Header { name, value: valued.map(|end| bytes.slice(named..end)) }
+    });
+    headers.collect()
 }
 
 /// A commit that was sent and is not answered yet. Dropped: the answer is not waited for.

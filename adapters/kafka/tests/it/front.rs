@@ -16,6 +16,8 @@ use tokio::task::{JoinHandle, JoinSet};
 const HOST: &[u8] = b"127.0.0.1";
 /// What is changed on its way, so that a record's checksum is wrong.
 pub const CORRUPTED: &str = "corrupted on its way";
+/// A header's name whose length is changed on its way, so that the headers cannot be read.
+pub const OVERLONG: &str = "longer than it is";
 const API_VERSIONS: u16 = 18;
 const SASL_HANDSHAKE: u16 = 17;
 const SASL_AUTHENTICATE: u16 = 36;
@@ -24,7 +26,7 @@ const SASL_AUTHENTICATION_FAILED: u16 = 58;
 /// A broker behind a [`Proxy`]; dropped, both are gone.
 pub struct FrontedBroker {
     pub proxy: Proxy,
-    /// Records with [`CORRUPTED`] in them are changed on their way.
+    /// Records with [`CORRUPTED`] or [`OVERLONG`] in them are changed on their way.
     pub corrupts: Arc<AtomicBool>,
     accepting: JoinHandle<()>,
 }
@@ -151,6 +153,11 @@ fn corrupt(frame: &mut [u8]) {
     let found = frame.windows(CORRUPTED.len()).position(|part| part == CORRUPTED.as_bytes());
     if let Some(found) = found {
         frame[found] ^= 1;
+    }
+    let found = frame.windows(OVERLONG.len()).position(|part| part == OVERLONG.as_bytes());
+    if let Some(found) = found {
+        // 63, which is more than is left of the record.
+        frame[found - 1] = 63 << 1;
     }
 }
 

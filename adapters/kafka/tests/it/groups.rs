@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use inboxd_conformance::{ensure, eventually};
-use inboxd_contract::{ErrorClass, Source, SourceStatus};
-use inboxd_kafka::KafkaSource;
+use inboxd_contract::{ErrorClass, Source, SourcePhase, SourceStatus};
+use inboxd_kafka::{KafkaSource, StartAt};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
@@ -331,6 +331,26 @@ async fn the_new_group_protocol_drains_and_commits_too() {
     ready(&second).await;
     close(first).await;
     close(second).await;
+}
+
+/// A source that cannot go on keeps no partition from members that can, though it is not closed
+/// yet and its session would last.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_that_has_failed_leaves_its_group() {
+    let place = Place::new(1).await;
+    let mut config = place.config();
+    config.properties.insert("session.timeout.ms".into(), "45000".into());
+    config.start = StartAt::Refuse;
+    let mut failed = start(config);
+    let error = timeout(PATIENCE, failed.next_batch(WIDE)).await.expect("in time");
+    assert_eq!(error.expect_err("no offset is committed").class, ErrorClass::Permanent);
+    place.produce(0, &["a"]).await;
+    let mut other = place.open();
+    let came = timeout(Duration::from_secs(30), settle(&mut other, 1)).await;
+    assert_eq!(came.expect("before the session would have run out"), ["a"]);
+    assert_eq!(failed.status().borrow().phase, SourcePhase::Failing);
+    close(other).await;
+    close(failed).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,7 +9,7 @@ use inboxd_contract::{RedeliveryHorizon, Source, SourcePhase, SourceStatus};
 use rdkafka::producer::Producer as _;
 use tokio::time::{Instant, timeout};
 
-use crate::front::{CORRUPTED, FrontedBroker};
+use crate::front::{CORRUPTED, FrontedBroker, OVERLONG};
 use crate::produce::{Out, Producer};
 use crate::support::{
     PATIENCE, Place, blocking, close, config, ids, numbered, properties, ready, settle, start, take,
@@ -57,6 +57,27 @@ async fn records_that_cannot_be_read_are_no_silence() {
         came.insert("a".into());
     }
     assert!(came.contains(CORRUPTED) && came.contains("b"), "{came:?}");
+    close(source).await;
+}
+
+/// A record whose headers cannot be read comes with its body, and says what it lacks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn headers_that_cannot_be_read_are_named() {
+    let place = Place::new(1).await;
+    let front = FrontedBroker::start(&place.brokers).await;
+    front.corrupts.store(true, Ordering::SeqCst);
+    let mut source = start(config(&front.address(), &place.topic, &place.group));
+    let name = Bytes::from_static(OVERLONG.as_bytes());
+    let body = Some(Bytes::from_static(b"the body"));
+    let broken = Out { headers: vec![(name, None)], body: body.clone(), ..Out::default() };
+    place.producer.produce(&place.topic, &[broken, Out::new(0, "after")]).await;
+    let came = take(&mut source, 2).await;
+    let names: Vec<_> =
+        came[0].envelope.headers.iter().map(|header| header.name.to_vec()).collect();
+    assert_eq!(names, [b"x-malformed-headers"]);
+    assert_eq!(came[0].envelope.body, body);
+    assert_eq!(ids(&came[1..]), ["after"], "what is behind it flows");
+    came.into_iter().for_each(|delivery| delivery.acker.ack());
     close(source).await;
 }
 
