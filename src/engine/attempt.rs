@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use inboxd_contract::{
-    Attempt, ClaimAnswer, ErrorCode, Fingerprint, ForwardRequest, InboxKey, Look, Outcome,
+    Attempt, ClaimAnswer, ErrorCode, Fingerprint, ForwardRequest, Look, Outcome,
     RetryReason, Verdict,
 };
 use std::time::Duration;
@@ -15,10 +15,11 @@ use tokio::sync::SemaphorePermit;
 use tokio::time::Instant;
 
 use super::hub::{Claim, Hub};
-use super::journey::{Decision, Journey};
+use super::journey::{Decision, Item, Journey};
 use super::keeper::Lease;
 use super::progress::Stage;
 use super::subscription::Shared;
+use crate::telemetry::{AttemptTrace, TraceIds};
 
 /// The least time between two looks at a message that somebody else has.
 const BUSY_WAIT_MIN: Duration = Duration::from_millis(20);
@@ -166,7 +167,7 @@ impl<'a> Journey<'a> {
                 return Tried::GiveUp { attempt_back: false };
             }
             if self.item.delivery.received_at.elapsed() >= settings.hold_max {
-                hold.tell(&self.item.key, held.attempts);
+                hold.tell(self.item, held.attempts);
             }
             let bound = delays.next().unwrap_or(settings.retry.cap);
             // The application may ask for more time than the backoff, never for less.
@@ -202,6 +203,8 @@ impl<'a> Journey<'a> {
     }
 
     async fn post(self, attempt: u32) -> Verdict {
+        let path = self.item.path.as_deref();
+        let trace = self.item.trace.as_ref().and_then(|trace| trace.attempt(attempt, path));
         let started = Instant::now();
         let request = ForwardRequest {
             envelope: &self.item.delivery.envelope,
@@ -210,18 +213,22 @@ impl<'a> Journey<'a> {
             attempt,
             ordering_key: self.item.ordering_key(),
             timeout: self.shared.settings.callback_timeout,
-            path: None,
-            trace: None,
+            path,
+            trace: trace.as_ref().map(AttemptTrace::context),
         };
         let verdict = self.shared.forwarder.forward(request).await;
         self.shared.metrics.attempt_seconds(started.elapsed().as_secs_f64());
         self.shared.metrics.verdict(verdict.as_str());
+        if let Some(trace) = trace {
+            trace.end(&verdict);
+        }
         let gone = matches!(verdict, Verdict::Retry { reason: RetryReason::Gone, .. });
         self.shared.endpoint_gone(gone);
         self.shared.trouble.note(&self.shared.settings.name, &verdict);
         if let Verdict::Retry { reason, status, detail, .. } = &verdict {
             self.shared.metrics.retry(*reason);
-            tracing::debug!(key = ?self.item.key, attempt, ?reason, status, detail, "to be tried again");
+            let TraceIds { trace_id, span_id } = self.item.ids();
+            tracing::debug!(key = ?self.item.key, trace_id, span_id, attempt, ?reason, status, detail, "to be tried again");
         }
         verdict
     }
@@ -243,10 +250,11 @@ struct Hold<'a> {
 }
 
 impl Hold<'_> {
-    fn tell(&mut self, key: &InboxKey, attempts: u32) {
+    fn tell(&mut self, item: &Item, attempts: u32) {
         if !std::mem::replace(&mut self.counted, true) {
             self.shared.metrics.held(self.shared.held.fetch_add(1, Relaxed) + 1);
-            tracing::warn!(code = %ErrorCode::HeldTooLong, ?key, attempts, "held longer than hold_max: tried on in place");
+            let TraceIds { trace_id, span_id } = item.ids();
+            tracing::warn!(code = %ErrorCode::HeldTooLong, key = ?item.key, trace_id, span_id, attempts, "held longer than hold_max: tried on in place");
         }
     }
 }

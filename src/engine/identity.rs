@@ -4,6 +4,8 @@
 //! id (numbers in JSON are taken as written, never through a float); an id is never trimmed;
 //! blank is missing.
 
+use std::borrow::Cow;
+
 use inboxd_contract::{Envelope, Fingerprint, MessageId, MessageRecord, Origin, length_prefixed};
 use sha2::{Digest, Sha256};
 
@@ -119,6 +121,17 @@ fn cloud_event_id(envelope: &Envelope) -> Option<Vec<u8>> {
     let id = not_blank(json::scalar_at(body, "/id")?.as_bytes())?;
     let source = json::scalar_at(body, "/source").unwrap_or_default();
     Some(length_prefixed(source.as_bytes(), &id))
+}
+
+/// The message's type: the broker's property or the header `message-type`, else that of a
+/// CloudEvent of either mode.
+pub fn message_type(envelope: &Envelope) -> Option<Cow<'_, [u8]>> {
+    let named = envelope.message_type.as_deref().or_else(|| cloud_event_header(envelope, "type"));
+    if named.is_some() || !is_structured_cloud_event(envelope) {
+        return named.map(Cow::Borrowed);
+    }
+    let of_event = json::scalar_at(envelope.body.as_deref()?, "/type")?;
+    Some(Cow::Owned(of_event.into_bytes()))
 }
 
 fn fingerprint(of: &FingerprintOf, envelope: &Envelope) -> Option<Fingerprint> {

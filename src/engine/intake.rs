@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use inboxd_contract::{
-    DeadReason, Delivery, ErrorCode, InboxKey, MessageId, Origin, Outcome, Room, Source, SourceError,
-    SourcePhase,
+    DeadReason, Delivery, ErrorCode, InboxKey, MessageId, Origin, Outcome, Room, Source,
+    SourceError, SourcePhase,
 };
 use tokio::sync::watch;
 
@@ -21,6 +21,7 @@ use super::identity::{self, Identity};
 use super::journey::{self, Course, Item};
 use super::lanes::LaneKey;
 use super::newcomer::{self, Newcomer};
+use super::routes::{self, Routed};
 use super::settings::OnMissingId;
 use super::subscription::Shared;
 
@@ -185,12 +186,17 @@ impl Intake {
             }
             return;
         };
-        let course = if self.is_too_large(&delivery) {
-            Course::DeadLetter(DeadReason::BodyTooLarge)
-        } else {
-            Course::Forward
-        };
+        let course = self.course(&delivery, &sight, Course::Forward);
         self.start(delivery, message_id, sight, permit, course);
+    }
+
+    fn course(&self, delivery: &Delivery, sight: &Sight, forward: Course) -> Course {
+        match &sight.routed {
+            _ if self.is_too_large(delivery) => Course::DeadLetter(DeadReason::BodyTooLarge),
+            Routed::Callback | Routed::Path(_) => forward,
+            Routed::Ignored => Course::Ignore,
+            Routed::Nowhere => Course::DeadLetter(DeadReason::Unrouted),
+        }
     }
 
     fn is_too_large(&self, delivery: &Delivery) -> bool {
@@ -209,7 +215,7 @@ impl Intake {
         };
         let course = match self.shared.settings.identity.on_missing {
             _ if self.is_too_large(&delivery) => Course::DeadLetter(DeadReason::BodyTooLarge),
-            OnMissingId::Forward => Course::ForwardUnidentified,
+            OnMissingId::Forward => self.course(&delivery, &sight, Course::ForwardUnidentified),
             OnMissingId::DeadLetter => Course::DeadLetter(DeadReason::Unidentified),
         };
         self.start(delivery, message_id, sight, permit, course);
@@ -224,22 +230,29 @@ impl Intake {
         course: Course,
     ) {
         let shared = self.shared.clone();
-        let lane = sight.lane;
+        let Sight { identity, lane, routed } = sight;
+        let path = match routed {
+            Routed::Path(path) => Some(path),
+            Routed::Callback | Routed::Ignored | Routed::Nowhere => None,
+        };
         let ticket = lane
             .clone()
             .map(|key| shared.lanes.enter(LaneKey { stream: delivery.stream.clone(), key }));
         shared.metrics.in_flight(1, permit.bytes() as i64);
         let key = InboxKey { consumer_id: shared.settings.consumer_id.clone(), message_id };
         let envelope = delivery.envelope.clone();
+        let trace = shared.metrics.delivery(&envelope, &key);
         let progress = shared.table.enter(key.clone(), envelope, delivery.received_at);
         let item = Item {
             key,
-            fingerprint: sight.identity.fingerprint,
+            fingerprint: identity.fingerprint,
             lane,
             ticket,
             permit,
             course,
+            path,
             progress,
+            trace,
             delivery,
         };
         let task = shared.clone();
@@ -261,6 +274,7 @@ impl Intake {
 struct Sight {
     identity: Identity,
     lane: Option<Vec<u8>>,
+    routed: Routed,
 }
 
 async fn look_at(shared: &Shared, delivery: &Delivery) -> Sight {
@@ -268,6 +282,7 @@ async fn look_at(shared: &Shared, delivery: &Delivery) -> Sight {
         |settings: &super::SubscriptionSettings, envelope: &inboxd_contract::Envelope| Sight {
             identity: identity::identify(&settings.identity, envelope),
             lane: identity::lane_key(settings.ordering, &settings.key_from, envelope),
+            routed: routes::route(settings, envelope),
         };
     if delivery.envelope.bytes() <= INLINE_BYTES_MAX {
         return see(&shared.settings, &delivery.envelope);

@@ -39,6 +39,7 @@ use super::letter;
 use super::progress::{Progress, Stage};
 use super::settings::OnIdConflict;
 use super::subscription::Shared;
+use crate::telemetry::{DeliveryTrace, TraceIds};
 
 /// Half of the delivery limit that quorum queues have by default since RabbitMQ 4: a release
 /// beyond it could be the one after which the broker drops the message.
@@ -51,6 +52,8 @@ pub(super) enum Course {
     Forward,
     /// Forward it under an id made for this delivery: nothing is suppressed.
     ForwardUnidentified,
+    /// Record it as processed without forwarding it.
+    Ignore,
     /// Keep it as a dead letter.
     DeadLetter(DeadReason),
 }
@@ -64,10 +67,20 @@ pub(super) struct Item {
     pub(super) ticket: Option<Ticket>,
     pub(super) permit: Permit,
     pub(super) course: Course,
+    /// Where its route leads, instead of the callback's own path.
+    pub(super) path: Option<Arc<str>>,
     pub(super) progress: Progress,
+    /// What follows it, where something is exported.
+    pub(super) trace: Option<DeliveryTrace>,
 }
 
 impl Item {
+    /// What a log line about this message carries beside its key.
+    pub(super) fn ids(&self) -> TraceIds {
+        let own = self.trace.as_ref().and_then(DeliveryTrace::ids);
+        own.unwrap_or_else(|| TraceIds::of_message(&self.delivery.envelope))
+    }
+
     /// The lane's key, or the record's own where lanes have none.
     pub(super) fn ordering_key(&self) -> Option<&[u8]> {
         let lane = self.lane.as_deref().filter(|lane| !lane.is_empty());
@@ -124,7 +137,8 @@ pub(super) async fn process(shared: Arc<Shared>, mut item: Item) {
             Ok(end) => break end,
             Err(_) => {
                 shared.metrics.panicked();
-                tracing::error!(code = %ErrorCode::Bug, key = ?item.key, "an attempt panicked; it is made again");
+                let TraceIds { trace_id, span_id } = item.ids();
+                tracing::error!(code = %ErrorCode::Bug, key = ?item.key, trace_id, span_id, "an attempt panicked; it is made again");
                 let bound = delays.next().unwrap_or(shared.settings.retry.cap);
                 if journey.may_go_back() || journey.sleep(shared.hub.jitter(bound)).await.is_none()
                 {
@@ -138,7 +152,7 @@ pub(super) async fn process(shared: Arc<Shared>, mut item: Item) {
 
 /// Acks or releases, then passes the lane's turn on, then gives the permit back.
 fn settle(shared: &Shared, item: Item, end: End) {
-    let Item { delivery, ticket, permit, course, .. } = item;
+    let Item { delivery, ticket, permit, course, trace, .. } = item;
     let outcome = match end {
         End::Ack(Outcome::Processed) if course == Course::ForwardUnidentified => {
             Outcome::Unidentified
@@ -152,6 +166,9 @@ fn settle(shared: &Shared, item: Item, end: End) {
         End::Ack(_) => delivery.acker.ack(),
         End::Release if broken!(ForgetReleaseOnCancel) => std::mem::forget(delivery.acker),
         End::Release => delivery.acker.release(),
+    }
+    if let Some(trace) = trace {
+        trace.end(outcome);
     }
     drop(ticket);
     shared.metrics.in_flight(-1, -(permit.bytes() as i64));
@@ -172,14 +189,16 @@ impl<'a> Journey<'a> {
             return End::Release;
         }
         match self.item.course {
-            Course::DeadLetter(DeadReason::BodyTooLarge) => return self.too_large().await,
+            Course::DeadLetter(reason @ (DeadReason::BodyTooLarge | DeadReason::Unrouted)) => {
+                return self.dead_letter_unless_known(reason).await;
+            }
             Course::DeadLetter(_) if broken!(AckUnidentified) => {
                 return End::Ack(Outcome::DeadLettered);
             }
             Course::DeadLetter(reason) => {
                 return self.dead_letter_unclaimed(reason, Outcome::DeadLettered).await;
             }
-            Course::Forward | Course::ForwardUnidentified => {}
+            Course::Forward | Course::ForwardUnidentified | Course::Ignore => {}
         }
         loop {
             match self.shared.hub.flights.enter(&self.item.key) {
@@ -229,8 +248,15 @@ impl<'a> Journey<'a> {
             if broken!(MarkBeforeAnswer) {
                 drop(self.complete(&held, Outcome::Processed).await);
             }
+            let ignored = self.item.course == Course::Ignore;
+            if ignored && held.supersedes_dead {
+                // Ignoring is no reason to let a dead letter go that somebody may still want.
+                self.shared.hub.release(held.lease, true).await;
+                return End::Ack(Outcome::DeadDuplicate);
+            }
             let tried = match decision.take() {
                 Some(decided) => Tried::Decided(decided),
+                None if ignored => Tried::Decided(Decision::Complete(Outcome::Unrouted)),
                 None => self.attempts(&mut held).await,
             };
             let look = match tried {
@@ -299,7 +325,8 @@ impl<'a> Journey<'a> {
                         if recorded.doubtful && letter::is_among(self.item, &dead) => {}
                     Settled::Lost(look) => return Err(look),
                 }
-                tracing::warn!(code = %ErrorCode::DeadLetter, key = ?self.item.key, status, detail, "refused by the application; kept as a dead letter");
+                let TraceIds { trace_id, span_id } = self.item.ids();
+                tracing::warn!(code = %ErrorCode::DeadLetter, key = ?self.item.key, trace_id, span_id, status, detail, "refused by the application; kept as a dead letter");
                 Ok(Ending { end: End::Ack(Outcome::DeadLettered), row: None })
             }
         }
@@ -362,9 +389,12 @@ impl<'a> Journey<'a> {
     fn conflict(self) -> OnIdConflict {
         let on_conflict = self.shared.settings.identity.on_conflict;
         self.shared.metrics.id_conflict();
+        let TraceIds { trace_id, span_id } = self.item.ids();
         tracing::warn!(
             code = %ErrorCode::IdConflict,
             key = ?self.item.key,
+            trace_id,
+            span_id,
             origin = %self.item.delivery.envelope.origin,
             ?on_conflict,
             "the same message id with another content"
@@ -372,8 +402,9 @@ impl<'a> Journey<'a> {
         on_conflict
     }
 
-    /// A body above the limit leaves a row without the body, unless the inbox has the message.
-    async fn too_large(self) -> End {
+    /// What is never forwarded is kept, unless the inbox has the message: a body above the limit
+    /// without its body, a message without a route whole.
+    async fn dead_letter_unless_known(self, reason: DeadReason) -> End {
         let Some(look) = self.unless_stopped(self.shared.hub.look(&self.item.key)).await else {
             return End::Release;
         };
@@ -386,7 +417,7 @@ impl<'a> Journey<'a> {
         if known {
             return End::Ack(Outcome::DeadDuplicate);
         }
-        self.dead_letter_unclaimed(DeadReason::BodyTooLarge, Outcome::DeadLettered).await
+        self.dead_letter_unclaimed(reason, Outcome::DeadLettered).await
     }
 
     /// A dead letter that needs no claim: nobody else decides about this copy.
@@ -398,11 +429,13 @@ impl<'a> Journey<'a> {
         match self.unless_lost(self.shared.hub.dead_letter(letter)).await {
             None => End::Release,
             Some(recorded) if recorded.answer == Settled::Done => {
-                tracing::warn!(code = %ErrorCode::DeadLetter, key = ?self.item.key, ?reason, "kept as a dead letter");
+                let TraceIds { trace_id, span_id } = self.item.ids();
+                tracing::warn!(code = %ErrorCode::DeadLetter, key = ?self.item.key, trace_id, span_id, ?reason, "kept as a dead letter");
                 End::Ack(outcome)
             }
             Some(recorded) => {
-                tracing::error!(code = %ErrorCode::Bug, key = ?self.item.key, answer = ?recorded.answer, "a dead letter without a claim was not written: a bug of the store; the delivery goes back");
+                let TraceIds { trace_id, span_id } = self.item.ids();
+                tracing::error!(code = %ErrorCode::Bug, key = ?self.item.key, trace_id, span_id, answer = ?recorded.answer, "a dead letter without a claim was not written: a bug of the store; the delivery goes back");
                 End::Release
             }
         }
