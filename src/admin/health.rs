@@ -40,12 +40,12 @@ struct Inner {
 pub struct DependencyState {
     /// It can be used now.
     pub ready: bool,
-    /// What is the matter, by its stable code: `docs/errors.md`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub code: Option<Cow<'static, str>>,
     /// Why not, or what to know; empty when there is nothing to say.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// What is the matter, by its stable code: `docs/errors.md`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<Cow<'static, str>>,
 }
 
 /// The answer of `/readyz`.

@@ -25,7 +25,7 @@ use super::intake::{Intake, IntakeEnd};
 use super::lanes::Lanes;
 use super::progress::{Flight, Table};
 use super::settings::SubscriptionSettings;
-use super::trouble::{self, CallbackTrouble};
+use super::trouble::{CallbackTrouble, SourceTrouble};
 use crate::admin::SubscriptionHealth;
 use crate::telemetry::SubscriptionMetrics;
 
@@ -344,13 +344,12 @@ async fn run_intake(
 }
 
 async fn watch_status(mut status: watch::Receiver<SourceStatus>, shared: Arc<Shared>) {
-    let mut before = None;
+    let mut trouble = SourceTrouble::default();
     loop {
         let now = status.borrow_and_update().clone();
         shared.health.source_status(&now);
         shared.metrics.source_status(&now);
-        trouble::tell_source(&shared.settings.name, before, &now);
-        before = now.code;
+        trouble.note(&shared.settings.name, &now);
         if status.changed().await.is_err() {
             return;
         }

@@ -11,6 +11,8 @@ use tokio::time::Instant;
 
 /// Between two lines about an application whose trouble lasts.
 const EVERY: Duration = Duration::from_secs(30);
+/// Reasons of one trouble of a source that are told as they change; later ones once in a while.
+const REASONS_AT_ONCE: u32 = 3;
 
 /// The trouble of one application.
 #[derive(Default)]
@@ -72,14 +74,41 @@ fn code_of(verdict: &Verdict) -> Option<ErrorCode> {
     }
 }
 
-/// Tells that a source's trouble began, changed or is over.
-pub(super) fn tell_source(subscription: &str, before: Option<ErrorCode>, now: &SourceStatus) {
-    match now.code {
-        code if code == before => {}
-        Some(code) => {
-            tracing::warn!(%code, subscription, reason = now.reason, "the source is not ready");
+impl Reason {
+    fn is_enough(&self, words: &str) -> bool {
+        self.words == words || self.lines >= REASONS_AT_ONCE && self.at.elapsed() < EVERY
+    }
+}
+
+/// The trouble of one source, as it was told last.
+#[derive(Default)]
+pub(super) struct SourceTrouble(Option<Reason>);
+
+struct Reason {
+    code: ErrorCode,
+    words: String,
+    at: Instant,
+    /// Lines since the trouble began.
+    lines: u32,
+}
+
+impl SourceTrouble {
+    /// Tells that it began, changed or is over. To be called with each status.
+    pub(super) fn note(&mut self, subscription: &str, now: &SourceStatus) {
+        let reason = &now.reason;
+        match (now.code, &self.0) {
+            (None, None) => {}
+            (None, Some(_)) => {
+                self.0 = None;
+                tracing::info!(subscription, "the source's trouble is over");
+            }
+            (Some(code), Some(told)) if told.code == code && told.is_enough(reason) => {}
+            (Some(code), told) => {
+                let lines = told.as_ref().map_or(1, |told| told.lines + 1);
+                tracing::warn!(%code, subscription, reason, "the source is not ready");
+                self.0 = Some(Reason { code, words: reason.clone(), at: Instant::now(), lines });
+            }
         }
-        None => tracing::info!(subscription, "the source's trouble is over"),
     }
 }
 
@@ -117,5 +146,31 @@ mod tests {
         assert!(told().is_some(), "a busy answer ends nothing");
         trouble.note("orders", &Verdict::Accepted { status: 200 });
         assert!(told().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_source_s_trouble_is_told_when_it_begins_changes_and_ends() {
+        let mut trouble = SourceTrouble::default();
+        let told = |trouble: &SourceTrouble| trouble.0.as_ref().map(|told| told.words.clone());
+        let mut status = SourceStatus::connecting();
+        trouble.note("orders", &status);
+        assert_eq!(told(&trouble), None, "a first connection is no trouble");
+        let mut say = |code, reason: &str| {
+            status.code = code;
+            status.reason = reason.into();
+            trouble.note("orders", &status);
+            told(&trouble)
+        };
+        assert_eq!(say(Some(ErrorCode::QueueMissing), "cancelled").as_deref(), Some("cancelled"));
+        assert_eq!(say(Some(ErrorCode::QueueMissing), "no queue").as_deref(), Some("no queue"));
+        for words in ["a", "b", "c"] {
+            say(Some(ErrorCode::QueueMissing), words);
+        }
+        assert_eq!(say(Some(ErrorCode::QueueMissing), "d").as_deref(), Some("a"), "enough");
+        tokio::time::advance(EVERY).await;
+        assert_eq!(say(Some(ErrorCode::QueueMissing), "d").as_deref(), Some("d"));
+        let other = Some(ErrorCode::SourceUnreachable);
+        assert_eq!(say(other, "lost").as_deref(), Some("lost"), "another code is told at once");
+        assert_eq!(say(None, ""), None);
     }
 }

@@ -301,6 +301,7 @@ async fn readiness_names_what_is_missing_and_comes_back() {
 
     proxy.cut();
     sidecar.readiness(503, "\"database\":{\"ready\":false,\"reason\":\"").await;
+    sidecar.readiness(503, "\"code\":\"database_unavailable\"").await;
     assert_eq!(sidecar.get("/livez").await.map(|(status, _)| status), Some(200));
     proxy.heal();
     sidecar.ready().await;
@@ -328,6 +329,7 @@ async fn a_refused_login_is_named_without_its_secret() {
     let (_, body) = sidecar.get("/readyz").await.expect("served");
     assert!(sidecar.stop().await.success(), "{}", sidecar.log());
     for told in [body, sidecar.log()] {
+        assert!(told.contains("\"code\":\"source_login_refused\""), "{told}");
         assert!(!told.contains("hunter2-geheim"), "a secret is shown: {told}");
     }
 }

@@ -32,6 +32,7 @@ async fn a_deleted_queue(kind: BrokerKind) {
     let noticed = deleted.elapsed();
     assert!(noticed < Duration::from_secs(5), "{kind:?}: noticed after {noticed:?}");
     sidecar.readiness(503, "does not exist").await;
+    sidecar.readiness(503, "\"code\":\"queue_missing\"").await;
     assert_eq!(phase(&sidecar, "failing").await, 1);
     assert_eq!(phase(&sidecar, "ready").await, 0);
     let log = sidecar.log();
@@ -108,6 +109,7 @@ async fn a_queue_that_exists_otherwise_ends_the_process_with_one_error() {
         let log = sidecar.log();
         assert_eq!(status.code(), Some(69), "{log}");
         assert!(log.contains("exists with other properties"), "{log}");
+        assert!(log.contains("\"code\":\"queue_refused\""), "{log}");
         let errors = log.lines().filter(|line| line.contains("the source has ended")).count();
         assert_eq!(errors, 1, "{log}");
         assert_eq!(proxy.accepted(), 1, "it does not go on trying: {log}");
