@@ -28,7 +28,7 @@ use uuid::Uuid;
 use crate::admin::{self, AdminServer, Endpoints, HealthRegistry};
 use crate::config::Config;
 use crate::engine::{DrainReport, Hub, HubSettings, Subscription};
-use crate::telemetry::Metrics;
+use crate::telemetry::{Metrics, Telemetry};
 
 pub use check::{Checked, check};
 pub use explain::explain_from_database;
@@ -122,6 +122,8 @@ pub async fn run(config: Config) -> Result<(), AppError> {
     let health = HealthRegistry::new(config.stale_after);
     let metrics = Metrics::new();
     let endpoints = Endpoints { health: health.clone(), metrics: metrics.clone() };
+    let telemetry = Telemetry::start(&config.telemetry, &metrics)
+        .map_err(|error| AppError::Config { key: error.name.clone(), source: error.into() })?;
     let operator = Operator::new(&config, health.clone());
     let servers = listen(&config, &endpoints, &operator).await?;
     // Named before the first is tried, so that nothing looks ready too early.
@@ -140,7 +142,8 @@ pub async fn run(config: Config) -> Result<(), AppError> {
         Some(store) => {
             let upkeep = Upkeep::start(store.clone(), &config.database, metrics.clone(), database);
             operator.has_store(&store);
-            let ended = consume(&config, &store, &health, &metrics, &signals, &operator).await;
+            let observers = Observers { health: &health, metrics: &metrics, telemetry: &telemetry };
+            let ended = consume(&config, &store, &observers, &signals, &operator).await;
             health.set_draining(STOPPING);
             upkeep.stop().await;
             if tokio::time::timeout(CLOSE_WITHIN, store.close()).await.is_err() {
@@ -150,7 +153,8 @@ pub async fn run(config: Config) -> Result<(), AppError> {
         }
         None => Ok(()),
     };
-    join_all(servers.into_iter().map(AdminServer::close)).await;
+    let servers = join_all(servers.into_iter().map(AdminServer::close));
+    tokio::join!(servers, telemetry.shutdown(CLOSE_WITHIN));
     if ended.is_ok() {
         tracing::info!("stopped");
     }
@@ -210,12 +214,18 @@ async fn drained_before_start(operator: &Operator, signals: &Signals) {
     signals.first().await;
 }
 
+/// Who is told of what happens.
+struct Observers<'a> {
+    health: &'a HealthRegistry,
+    metrics: &'a Metrics,
+    telemetry: &'a Telemetry,
+}
+
 /// Starts the subscriptions, waits for the end, and drains them.
 async fn consume(
     config: &Config,
     store: &Arc<dyn InboxStore>,
-    health: &HealthRegistry,
-    metrics: &Metrics,
+    observers: &Observers<'_>,
     signals: &Signals,
     operator: &Arc<Operator>,
 ) -> Result<(), AppError> {
@@ -226,8 +236,8 @@ async fn consume(
         id = inbox_id(&**store) => id?,
     };
     tell_start(config, &**store, &inbox_id);
-    let hub = Hub::start(store.clone(), hub_settings(config), metrics.clone());
-    let subscriptions = match start(config, store, &inbox_id, &hub, health, metrics) {
+    let hub = Hub::start(store.clone(), hub_settings(config), observers.metrics.clone());
+    let subscriptions = match start(config, store, &inbox_id, &hub, observers) {
         Ok(subscriptions) => Arc::<[Subscription]>::from(subscriptions),
         Err(error) => {
             hub.close().await;
@@ -241,7 +251,7 @@ async fn consume(
         () = signals.first() => Ok(()),
         reason = all_failed(&subscriptions) => Err(AppError::AllEnded(reason)),
     };
-    health.set_draining(STOPPING);
+    observers.health.set_draining(STOPPING);
     let grace = config.shutdown_grace;
     drain(&subscriptions, grace - GRACE_MARGIN.min(grace / 10)).await;
     asked_drain.abort();
@@ -297,8 +307,7 @@ fn start(
     store: &Arc<dyn InboxStore>,
     inbox_id: &str,
     hub: &Arc<Hub>,
-    health: &HealthRegistry,
-    metrics: &Metrics,
+    observers: &Observers<'_>,
 ) -> Result<Vec<Subscription>, AppError> {
     // All are checked before one begins to consume.
     let forwarders =
@@ -308,13 +317,15 @@ fn start(
         settings.body_bytes_max = body_limit(&settings, &**store);
         let name = settings.name.clone();
         let source = sources::source(subscription, store, inbox_id)?;
+        let tracer = sources::described(subscription)
+            .and_then(|described| observers.telemetry.subscription(described));
         Ok(Subscription::start(
             hub,
             settings,
             source,
             forwarder,
-            metrics.subscription(&name),
-            health.subscription(&name),
+            observers.metrics.subscription(&name).traced(tracer),
+            observers.health.subscription(&name),
         ))
     });
     started.collect()

@@ -9,6 +9,7 @@ use inboxd_http::{HeaderCopy, HeaderPolicy, HttpConfig, HttpForwarder};
 use super::AppError;
 use crate::config::{Config, HeadersCopy, SourceConfig, SubscriptionConfig};
 use crate::engine::compare_retention;
+use crate::telemetry::Described;
 
 /// The application of one subscription.
 pub(super) fn forwarder(subscription: &SubscriptionConfig) -> Result<Arc<dyn Forwarder>, AppError> {
@@ -38,6 +39,20 @@ pub(super) fn http_forwarder(subscription: &SubscriptionConfig) -> Result<HttpFo
     HttpForwarder::new(http).map_err(|error| AppError::Config {
         key: format!("subscription.{}.callback", settings.name),
         source: error.into(),
+    })
+}
+
+/// What traces and metrics say of one subscription; `None` for a callback that no forwarder takes.
+pub(super) fn described(subscription: &SubscriptionConfig) -> Option<Described> {
+    let callback = inboxd_http::Callback::parse(&subscription.callback.url).ok()?;
+    Some(Described {
+        subscription: subscription.settings.name.clone(),
+        group: match &subscription.source {
+            SourceConfig::Kafka(kafka) => Some(kafka.group.clone()),
+            SourceConfig::RabbitMq(_) => None,
+        },
+        url: callback.url().clone(),
+        socket: callback.socket().map(|path| path.display().to_string()),
     })
 }
 

@@ -1,10 +1,14 @@
-//! What the process says about itself: metrics and log lines.
+//! What the process says about itself: metrics, traces and log lines.
 
 mod families;
 mod log;
 mod metrics;
+mod otlp;
 mod subscription;
+mod trace;
 
 pub use log::{LogError, LogFormat, LogSettings, init_log};
 pub use metrics::{METRICS_CONTENT_TYPE, Metrics, StoreCall};
+pub use otlp::{Telemetry, TelemetryError};
 pub use subscription::SubscriptionMetrics;
+pub use trace::{AttemptTrace, DeliveryTrace, Described, SubscriptionTracer, TraceIds};

@@ -1,16 +1,20 @@
-//! The figures of one subscription, resolved once so that counting is one atomic addition.
+//! The figures of one subscription, resolved once so that counting is one atomic addition, and
+//! what follows its deliveries where something is exported.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use inboxd_contract::{Outcome, RetryReason, SourceCounts, SourcePhase, SourceStatus};
+use inboxd_contract::{
+    Envelope, InboxKey, Outcome, RetryReason, SourceCounts, SourcePhase, SourceStatus,
+};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use strum::IntoEnumIterator;
 
 use super::families::{Counters, Families, Labels};
+use super::trace::{DeliveryTrace, SubscriptionTracer};
 
 /// All values of `verdict`, those of later issues included where the contract has them.
 const VERDICTS: [&str; 5] = ["accepted", "refused", "retry", "park", "drop"];
@@ -25,7 +29,10 @@ const PHASES: [(SourcePhase, &str); 5] = [
 
 /// The figures of one subscription. Cheap to clone: all clones are the same figures.
 #[derive(Clone)]
-pub struct SubscriptionMetrics(Arc<Subscription>);
+pub struct SubscriptionMetrics {
+    own: Arc<Subscription>,
+    tracer: Option<SubscriptionTracer>,
+}
 
 struct Subscription {
     name: String,
@@ -118,22 +125,32 @@ impl Subscription {
 
 impl SubscriptionMetrics {
     pub(super) fn new(families: Families, name: &str) -> Self {
-        Self(Arc::new(Subscription::new(families, name)))
+        Self { own: Arc::new(Subscription::new(families, name)), tracer: None }
+    }
+
+    /// The same figures, with what follows each delivery where something is exported.
+    pub fn traced(self, tracer: Option<SubscriptionTracer>) -> Self {
+        Self { tracer, ..self }
+    }
+
+    /// Follows a delivery that was taken; `None` where nothing is exported.
+    pub fn delivery(&self, envelope: &Envelope, key: &InboxKey) -> Option<DeliveryTrace> {
+        self.tracer.as_ref().map(|tracer| tracer.delivery(envelope, key))
     }
 
     /// What became of one delivery.
     pub fn outcome(&self, outcome: Outcome) {
-        self.0.outcomes[outcome as usize].inc();
+        self.own.outcomes[outcome as usize].inc();
     }
 
     /// What one attempt came to: [`inboxd_contract::Verdict::as_str`].
     pub fn verdict(&self, verdict: &'static str) {
         match VERDICTS.iter().position(|known| *known == verdict) {
-            Some(place) => self.0.verdicts[place].inc(),
+            Some(place) => self.own.verdicts[place].inc(),
             None => {
                 let labels =
-                    [("subscription", self.0.name.clone()), ("verdict", verdict.to_owned())];
-                self.0.families.forwards.get_or_create(&labels).inc()
+                    [("subscription", self.own.name.clone()), ("verdict", verdict.to_owned())];
+                self.own.families.forwards.get_or_create(&labels).inc()
             }
         };
     }
@@ -141,54 +158,54 @@ impl SubscriptionMetrics {
     /// Why an attempt is to be made again.
     pub fn retry(&self, reason: RetryReason) {
         let reason: &'static str = reason.into();
-        let labels = [("subscription", self.0.name.clone()), ("reason", reason.to_owned())];
-        self.0.families.retries.get_or_create(&labels).inc();
+        let labels = [("subscription", self.own.name.clone()), ("reason", reason.to_owned())];
+        self.own.families.retries.get_or_create(&labels).inc();
     }
 
     /// How long one attempt took.
     pub fn attempt_seconds(&self, seconds: f64) {
-        self.0.forward_seconds.observe(seconds);
+        self.own.forward_seconds.observe(seconds);
     }
 
     /// How long a delivery took from being taken to being settled.
     pub fn settled_seconds(&self, seconds: f64) {
-        self.0.settled_seconds.observe(seconds);
+        self.own.settled_seconds.observe(seconds);
     }
 
     /// Deliveries and their bytes taken (positive) or settled (negative).
     pub fn in_flight(&self, delta_count: i64, delta_bytes: i64) {
-        self.0.in_flight.inc_by(delta_count);
-        self.0.in_flight_bytes.inc_by(delta_bytes);
+        self.own.in_flight.inc_by(delta_count);
+        self.own.in_flight_bytes.inc_by(delta_bytes);
     }
 
     /// The number of deliveries without an id that are held now.
     pub fn held(&self, count: i64) {
-        self.0.held.set(count);
+        self.own.held.set(count);
     }
 
     /// The same id came with other content.
     pub fn id_conflict(&self) {
-        self.0.id_conflicts.inc();
+        self.own.id_conflicts.inc();
     }
 
     /// Deliveries that began (positive) or ceased (negative) to wait for their lane.
     pub fn lane_waiting(&self, delta: i64) {
-        self.0.lane_waiting.inc_by(delta);
+        self.own.lane_waiting.inc_by(delta);
     }
 
     /// An attempt panicked.
     pub fn panicked(&self) {
-        self.0.panics.inc();
+        self.own.panics.inc();
     }
 
     /// Whether the subscription is paused until an operator acts.
     pub fn paused(&self, paused: bool) {
-        self.0.paused.set(i64::from(paused));
+        self.own.paused.set(i64::from(paused));
     }
 
     /// The source's state as it tells it; partitions that are no longer in it disappear.
     pub fn source_status(&self, status: &SourceStatus) {
-        let own = &self.0;
+        let own = &self.own;
         for (phase, label) in PHASES {
             let labels = [("subscription", own.name.clone()), ("phase", label.to_owned())];
             own.families.source_phase.get_or_create(&labels).set(i64::from(phase == status.phase));
@@ -210,7 +227,7 @@ impl SubscriptionMetrics {
     }
 
     fn partitions(&self, status: &SourceStatus) {
-        let own = &self.0;
+        let own = &self.own;
         let mut known = own.partitions.lock().unwrap_or_else(PoisonError::into_inner);
         let now: HashSet<String> =
             status.partitions.iter().map(|report| report.stream.to_string()).collect();
