@@ -155,8 +155,28 @@ impl Plan {
         };
         if draw.chance(15) {
             plan.contend(&mut draw);
+        } else if draw.chance(12) {
+            plan.stand_still(&mut draw);
         }
         plan
+    }
+
+    /// Processes stand still at any step for longer than a lease, while others go on.
+    fn stand_still(&mut self, draw: &mut Draw) {
+        self.instances = self.instances.max(2);
+        self.settings.lease = *draw.one_of(&[2 * SECOND, 5 * SECOND]);
+        self.settings.in_flight_max = self.settings.in_flight_max.max(4);
+        for first in &self.publications {
+            if draw.chance(50) {
+                continue;
+            }
+            let slot = draw.0.random_range(0..self.instances);
+            let steps = draw.0.random_range(0..8);
+            let time = draw.between(self.settings.lease, 3 * self.settings.lease);
+            let what = Disturbance::FreezeAtStep { slot, steps, time, expelled: true };
+            self.disturbances.push((first.at, what));
+        }
+        self.disturbances.sort_by_key(|(at, _)| *at);
     }
 
     /// Every message twice, and claims that run out while they are locked: processes take over
