@@ -1,13 +1,16 @@
 //! From the configuration's plain values to the adapters' own.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
 use inboxd_contract::{Finding, Forwarder, InboxStore, Severity, Source};
-use inboxd_http::{HeaderCopy, HeaderPolicy, HttpConfig, HttpForwarder};
+use inboxd_http::{Dialect, HeaderCopy, HeaderPolicy, HttpConfig, HttpForwarder, Meaning};
 
 use super::AppError;
-use crate::config::{Config, HeadersCopy, SourceConfig, SubscriptionConfig};
+use crate::config::{
+    Config, Contract, HeadersCopy, MappedVerdict, SourceConfig, StatusPattern, SubscriptionConfig,
+};
 use crate::engine::compare_retention;
 use crate::telemetry::Described;
 
@@ -31,6 +34,13 @@ pub(super) fn http_forwarder(subscription: &SubscriptionConfig) -> Result<HttpFo
         },
         prefix: callback.headers_prefix.clone(),
     };
+    http.fixed_headers = callback.headers_set.clone();
+    http.dialect = match callback.contract {
+        Contract::Plain => Dialect::Plain,
+        Contract::Dapr => Dialect::Dapr,
+    };
+    http.status_map = callback.status_map.iter().map(mapped).collect();
+    http.signing_secrets = callback.signing.clone();
     http.tls = inboxd_http::TlsFiles {
         ca_file: callback.tls.ca_file.clone(),
         cert_file: callback.tls.cert_file.clone(),
@@ -40,6 +50,23 @@ pub(super) fn http_forwarder(subscription: &SubscriptionConfig) -> Result<HttpFo
         key: format!("subscription.{}.callback", settings.name),
         source: error.into(),
     })
+}
+
+fn mapped(&(pattern, verdict): &(StatusPattern, MappedVerdict)) -> (RangeInclusive<u16>, Meaning) {
+    let statuses = match pattern {
+        StatusPattern::Code(code) => code..=code,
+        StatusPattern::Class(digit) => {
+            let first = u16::from(digit) * 100;
+            first..=first + 99
+        }
+    };
+    let meaning = match verdict {
+        MappedVerdict::Accepted => Meaning::Accepted,
+        MappedVerdict::Refused => Meaning::Refused,
+        MappedVerdict::Retry => Meaning::Retry,
+        MappedVerdict::Drop => Meaning::Drop,
+    };
+    (statuses, meaning)
 }
 
 /// What traces and metrics say of one subscription; `None` for a callback that no forwarder takes.

@@ -1,12 +1,14 @@
 //! What a forwarder is told, and what may be wrong with it.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use secrecy::SecretString;
 
-use crate::ProxyVariables;
+use crate::{Dialect, Meaning, ProxyVariables};
 
 /// Which of the message's own headers are copied.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -44,6 +46,28 @@ pub struct TlsFiles {
     pub key_file: Option<PathBuf>,
 }
 
+/// A wall clock.
+#[derive(Clone)]
+pub struct Clock(Arc<dyn Fn() -> SystemTime + Send + Sync>);
+
+impl Clock {
+    /// One that answers what `now` does.
+    pub fn new(now: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now))
+    }
+
+    pub(crate) fn now(&self) -> SystemTime {
+        (self.0)()
+    }
+}
+
+/// The system's.
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new(SystemTime::now)
+    }
+}
+
 /// What a forwarder is told. Start from [`HttpConfig::new`].
 #[derive(Clone)]
 pub struct HttpConfig {
@@ -66,6 +90,15 @@ pub struct HttpConfig {
     pub headers: HeaderPolicy,
     /// Headers that every request gets, over everything else (`Authorization`).
     pub fixed_headers: Vec<(String, SecretString)>,
+    /// How the application answers.
+    pub dialect: Dialect,
+    /// Statuses and what they are made to mean, over the response table; the first that fits wins.
+    pub status_map: Vec<(RangeInclusive<u16>, Meaning)>,
+    /// Secrets of Standard Webhooks (`whsec_` and base64 of 24 to 64 bytes); every request is
+    /// signed with all of them. None: nothing is signed.
+    pub signing_secrets: Vec<SecretString>,
+    /// The wall clock, for signatures and for `Retry-After` as a date.
+    pub clock: Clock,
     /// For `https`.
     pub tls: TlsFiles,
     /// Proxies; never used for a callback on this machine.
@@ -85,6 +118,10 @@ impl HttpConfig {
             http2_prior_knowledge: false,
             headers: HeaderPolicy::default(),
             fixed_headers: Vec::new(),
+            dialect: Dialect::default(),
+            status_map: Vec::new(),
+            signing_secrets: Vec::new(),
+            clock: Clock::default(),
             tls: TlsFiles::default(),
             proxies: ProxyVariables::from_environment(),
         }
@@ -119,6 +156,15 @@ pub enum HttpConfigError {
     /// A fixed header is no header.
     #[error("headers.set: {0}")]
     FixedHeader(String),
+    /// A signing secret is none.
+    #[error(
+        "signing: secret number {number} is not whsec_ followed by the base64 of 24 to 64 bytes: \
+         make one with openssl rand -base64 32"
+    )]
+    SigningSecret {
+        /// Which, from 1.
+        number: usize,
+    },
     /// A file cannot be read.
     #[error("{key}: {} cannot be read: check the path and its permissions", path.display())]
     File {

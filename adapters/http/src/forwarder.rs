@@ -15,14 +15,19 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, timeout, timeout_at};
 use url::Url;
 
+use crate::answers::Rules;
 use crate::headers::{self, CopyRule};
 use crate::response::{self, Bounds};
-use crate::{Callback, HttpConfig, HttpConfigError, TlsFiles, sending};
+use crate::signing::{Signed, Signer};
+use crate::{Callback, Clock, HttpConfig, HttpConfigError, TlsFiles, sending};
 
 /// How often an HTTP/2 connection is asked whether it lives, and how long it may think about
 /// it: without that, a dead one would time out every request that shares it.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Signing more bytes than these would hold up the runtime.
+const SIGNED_INLINE_BYTES_MAX: usize = 256 * 1024;
 
 const USER_AGENT: &str = concat!("inboxd/", env!("CARGO_PKG_VERSION"));
 
@@ -49,6 +54,9 @@ pub struct HttpForwarder {
     pub(crate) callback_timeout: Duration,
     retry_after_cap: Duration,
     response_bytes_max: usize,
+    rules: Rules,
+    signer: Option<Signer>,
+    clock: Clock,
 }
 
 impl HttpForwarder {
@@ -73,6 +81,9 @@ impl HttpForwarder {
             client: client(&config, &callback, proxy.as_ref())?,
             fixed: fixed_headers(&config, &callback)?,
             rule: CopyRule::new(config.headers)?,
+            rules: Rules { dialect: config.dialect, map: config.status_map },
+            signer: Signer::new(&config.signing_secrets)?,
+            clock: config.clock,
             callback,
             proxy,
             connect_timeout: config.connect_timeout,
@@ -87,9 +98,21 @@ impl HttpForwarder {
         &self.callback
     }
 
-    fn request(&self, request: &ForwardRequest<'_>) -> Request {
-        let mut post = Request::new(Method::POST, self.callback.url().clone());
+    async fn request(&self, request: &ForwardRequest<'_>) -> Request {
+        let mut post = Request::new(Method::POST, self.url(request.path));
         *post.headers_mut() = headers::build(&self.rule, &self.fixed, request);
+        if let Some(signed) = self.sign(request).await {
+            for (name, value) in [
+                ("webhook-id", signed.id),
+                ("webhook-timestamp", signed.timestamp),
+                ("webhook-signature", signed.signature),
+            ] {
+                // Percent-encoded, digits, base64: nothing in them that a value may not have.
+                if let Ok(value) = HeaderValue::try_from(value) {
+                    post.headers_mut().insert(HeaderName::from_static(name), value);
+                }
+            }
+        }
         match request.envelope.body.clone().filter(|body| !body.is_empty()) {
             Some(body) => *post.body_mut() = Some(body.into()),
             // The client leaves the length of nothing out, and strict servers answer 411.
@@ -98,6 +121,36 @@ impl HttpForwarder {
             }
         }
         post
+    }
+
+    /// The callback's URL; a route's path and query take the place of its own, never its host.
+    fn url(&self, path: Option<&str>) -> Url {
+        let mut url = self.callback.url().clone();
+        if let Some(path) = path {
+            let (path, query) = match path.split_once('?') {
+                Some((path, query)) => (path, Some(query)),
+                None => (path, None),
+            };
+            url.set_path(path);
+            url.set_query(query);
+        }
+        url
+    }
+
+    /// A large body is signed off the runtime.
+    async fn sign(&self, request: &ForwardRequest<'_>) -> Option<Signed> {
+        let signer = self.signer.as_ref()?;
+        let now = self.clock.now();
+        let id = request.key.message_id.as_str();
+        let body = request.envelope.body.clone().unwrap_or_default();
+        if body.len() <= SIGNED_INLINE_BYTES_MAX {
+            return Some(signer.sign(id, now, &body));
+        }
+        let (signer, id) = (signer.clone(), id.to_owned());
+        match tokio::task::spawn_blocking(move || signer.sign(&id, now, &body)).await {
+            Ok(signed) => Some(signed),
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
     }
 
     async fn connect(&self) -> std::io::Result<()> {
@@ -117,14 +170,15 @@ impl Forwarder for HttpForwarder {
     async fn forward(&self, request: ForwardRequest<'_>) -> Verdict {
         let bound = request.timeout.min(self.callback_timeout);
         let deadline = Instant::now() + bound;
-        match timeout_at(deadline, self.client.execute(self.request(&request))).await {
+        let post = self.request(&request).await;
+        match timeout_at(deadline, self.client.execute(post)).await {
             Ok(Ok(response)) => {
                 let bounds = Bounds {
                     bytes_max: self.response_bytes_max,
                     deadline,
                     retry_after_cap: self.retry_after_cap,
                 };
-                response::judge(response, &bounds).await
+                response::judge(response, &self.rules, &bounds, self.clock.now()).await
             }
             Ok(Err(error)) => sending::judge_failure(error),
             Err(_) => sending::retry(RetryReason::Timeout, &format!("no answer within {bound:?}")),

@@ -9,6 +9,7 @@
 //!
 //! What it does not do: count attempts, wait between them, or decide what follows a verdict.
 
+mod answers;
 mod callback;
 mod config;
 mod forwarder;
@@ -17,9 +18,11 @@ mod inspect;
 mod proxy;
 mod response;
 mod sending;
+mod signing;
 
+pub use answers::{Dialect, Meaning};
 pub use callback::Callback;
-pub use config::{HeaderCopy, HeaderPolicy, HttpConfig, HttpConfigError, TlsFiles};
+pub use config::{Clock, HeaderCopy, HeaderPolicy, HttpConfig, HttpConfigError, TlsFiles};
 pub use forwarder::{HttpForwarder, install_crypto_provider};
 pub use headers::{
     HEADER_LINES_MAX, HEADERS_BYTES_MAX, OMITTED_BYTES_MAX, VALUE_BYTES_MAX, is_settable,

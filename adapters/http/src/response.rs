@@ -3,10 +3,12 @@
 use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
-use http::header::RETRY_AFTER;
+use http::header::{CONTENT_ENCODING, RETRY_AFTER};
 use inboxd_contract::Verdict;
 use reqwest::Response;
 use tokio::time::{Instant, timeout_at};
+
+use crate::answers::{Body, Rules};
 
 /// How long a response that was accepted may take to end before its connection is dropped.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
@@ -20,32 +22,52 @@ pub(crate) struct Bounds {
     pub(crate) retry_after_cap: Duration,
 }
 
-/// The verdict. What a 2xx says was said with its head: its body is read only so that
-/// the connection can be used again.
-pub(crate) async fn judge(response: Response, bounds: &Bounds) -> Verdict {
+/// The verdict. Where the status alone decides, a 2xx was said with its head: its body is read only
+/// so that the connection can be used again.
+pub(crate) async fn judge(
+    response: Response,
+    rules: &Rules,
+    bounds: &Bounds,
+    now: SystemTime,
+) -> Verdict {
     let status = response.status().as_u16();
-    let after = retry_after(response.headers(), SystemTime::now())
-        .map(|wait| wait.min(bounds.retry_after_cap));
+    let after = retry_after(response.headers(), now).map(|wait| wait.min(bounds.retry_after_cap));
+    let needs_body = rules.needs_body(status);
     let deadline = match status {
-        200..=299 => bounds.deadline.min(Instant::now() + DRAIN_MAX),
+        200..=299 if !needs_body => bounds.deadline.min(Instant::now() + DRAIN_MAX),
         _ => bounds.deadline,
     };
-    let body = read_some(response, bounds.bytes_max, deadline).await;
-    Verdict::of_status(status, after, printable(&body))
+    let is_encoded = response
+        .headers()
+        .get(CONTENT_ENCODING)
+        .is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity"));
+    let kept_max = if needs_body { bounds.bytes_max } else { DETAIL_BYTES_MAX };
+    let (bytes, is_whole) = read_some(response, kept_max, bounds.bytes_max, deadline).await;
+    let body = Body { bytes: &bytes, is_whole, is_encoded };
+    rules.judge(status, after, &body, printable(&bytes))
 }
 
-/// The body's beginning: at most the first `DETAIL_BYTES_MAX` bytes are kept of at most
-/// `bytes_max` that are read. Ends early at the deadline or when the connection breaks.
-async fn read_some(mut response: Response, bytes_max: usize, deadline: Instant) -> Vec<u8> {
+/// The body's beginning: at most the first `kept_max` bytes are kept of at most `bytes_max` that
+/// are read; and whether that is all of it. Ends early at the deadline or when the connection breaks.
+async fn read_some(
+    mut response: Response,
+    kept_max: usize,
+    bytes_max: usize,
+    deadline: Instant,
+) -> (Vec<u8>, bool) {
     let mut kept = Vec::new();
     let mut read = 0;
     while read < bytes_max {
-        let Ok(Ok(Some(chunk))) = timeout_at(deadline, response.chunk()).await else { break };
+        let chunk = match timeout_at(deadline, response.chunk()).await {
+            Ok(Ok(Some(chunk))) => chunk,
+            Ok(Ok(None)) => return (kept, true),
+            Ok(Err(_)) | Err(_) => return (kept, false),
+        };
         read += chunk.len();
-        let room = DETAIL_BYTES_MAX - kept.len();
+        let room = kept_max - kept.len();
         kept.extend_from_slice(&chunk[..chunk.len().min(room)]);
     }
-    kept
+    (kept, false)
 }
 
 /// `Retry-After` as seconds or as a date; none where it is neither.
