@@ -24,11 +24,20 @@ pub(super) fn layer(
     base: &Table,
     problems: &Problems,
 ) -> Table {
-    let mut variables: Vec<_> = variables
-        .into_iter()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
-        .filter(|(name, _)| name.starts_with(PREFIX) || name == "RUST_LOG")
-        .collect();
+    let mut readable = Vec::new();
+    for (name, value) in variables {
+        match name.into_string() {
+            Ok(name) if name.starts_with(PREFIX) || name == "RUST_LOG" => {
+                readable.push((name, value));
+            }
+            Err(name) if name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) => {
+                let place = Place::Environment(name.to_string_lossy().into());
+                problems.add(place, "", Fault::new("the name is not UTF-8", "unset it"));
+            }
+            _ => {}
+        }
+    }
+    let mut variables = readable;
     variables.sort();
 
     let mut layer = Table::new();

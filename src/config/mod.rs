@@ -35,6 +35,8 @@ mod units;
 mod yaml;
 
 #[cfg(test)]
+mod bad_input;
+#[cfg(test)]
 mod every_key;
 #[cfg(test)]
 mod tests;
@@ -102,8 +104,9 @@ fn read_file(path: &Path, problems: &Problems) -> Table {
             // An editor's byte order mark is not part of the text.
             let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
             let shown = path.display().to_string();
-            let is_yaml =
-                path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
+            let ends_with =
+                |end: &str| path.extension().is_some_and(|of| of.eq_ignore_ascii_case(end));
+            let is_yaml = ends_with("yaml") || ends_with("yml");
             if is_yaml {
                 yaml::read(&shown, text, problems)
             } else {

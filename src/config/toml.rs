@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ::toml::de::{DeTable, DeValue};
 
-use super::problem::{Fault, Place, Problems};
+use super::problem::{Fault, Place, Problems, quote};
 use super::tree::{Node, Table, Value};
 
 /// Reads a TOML document. What can be read is returned even where there are problems.
@@ -13,12 +13,19 @@ pub(super) fn read(path: &str, text: &str, problems: &Problems) -> Table {
     let (document, errors) = DeTable::parse_recoverable(text);
     for error in errors {
         // The error's own Display shows the line, which may hold a secret.
-        let offset = error.span().map_or(0, |span| span.start);
+        let span = error.span().unwrap_or_default();
+        let offset = span.start;
+        let mut message = error.message().trim_end().to_owned();
+        if message == "duplicate key" {
+            message.push_str(
+                &text.get(span).map(|key| format!(", {}", quote(key))).unwrap_or_default(),
+            );
+        }
         problems.add(
             file.place(offset),
             "",
             Fault::new(
-                format!("not TOML: {}", error.message().trim_end()),
+                format!("not TOML: {message}"),
                 "correct the file; see docs/configuration.md for its form",
             ),
         );

@@ -106,6 +106,12 @@ pub(super) fn overlay(base: &mut Table, over: Table) {
                 Some(Node { value: Value::Table(below), .. }),
                 Node { value: Value::Table(over), .. },
             ) => overlay(below, over),
+            // A switch takes the place of the table that it turns on. Other text is a mistake
+            // which the check of its layer has told: it does not hide what is below.
+            (
+                Some(Node { value: Value::Table(_), .. }),
+                Node { value: Value::Scalar(text), .. },
+            ) if text.trim().parse::<bool>().is_err() => {}
             (_, node) => {
                 base.insert(key, node);
             }

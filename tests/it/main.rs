@@ -3,8 +3,10 @@
 mod absent;
 mod engine;
 mod support;
+mod telemetry;
 
 mod bytes;
+mod configuration;
 mod cost;
 mod database;
 mod demo;
