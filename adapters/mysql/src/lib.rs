@@ -13,6 +13,7 @@ mod batch;
 mod claims;
 mod config;
 mod error;
+mod explain;
 mod look;
 mod migrate;
 mod notes;
@@ -26,9 +27,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use inboxd_contract::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, InboxKey, InboxStore, Look,
-    OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits, SweepPolicy, SweepReport,
-    Token,
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, Explanation, InboxKey,
+    InboxStore, Look, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits, SweepPolicy,
+    SweepReport, Token,
 };
 use sha2::{Digest, Sha256};
 use sqlx::Connection;
@@ -198,6 +199,10 @@ impl InboxStore for MysqlStore {
 
     async fn parked(&self, key: &InboxKey) -> Result<Vec<ParkedCopy>, StoreError> {
         self.parked_copies(key).await
+    }
+
+    async fn explain(&self, key: &InboxKey) -> Result<Explanation, StoreError> {
+        self.explain_one(key).await
     }
 
     async fn sweep(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError> {

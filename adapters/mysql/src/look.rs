@@ -84,12 +84,12 @@ fn read_dead(row: &MySqlRow) -> Result<DeadRow, sqlx::Error> {
     })
 }
 
-fn fingerprint(row: &MySqlRow, at: usize) -> Result<Option<Fingerprint>, sqlx::Error> {
+pub(crate) fn fingerprint(row: &MySqlRow, at: usize) -> Result<Option<Fingerprint>, sqlx::Error> {
     Ok(text(row, at)?.as_deref().and_then(Fingerprint::from_stored))
 }
 
 /// Text from a column of whatever character set, ids' binary ones included.
-fn text(row: &MySqlRow, at: usize) -> Result<Option<String>, sqlx::Error> {
+pub(crate) fn text(row: &MySqlRow, at: usize) -> Result<Option<String>, sqlx::Error> {
     let bytes: Option<Vec<u8>> = row.try_get(at)?;
     bytes
         .map(|bytes| String::from_utf8(bytes).map_err(|error| sqlx::Error::Decode(error.into())))
@@ -127,7 +127,7 @@ impl MysqlStore {
     }
 }
 
-fn read_parked(row: &MySqlRow) -> Result<ParkedCopy, StoreError> {
+pub(crate) fn read_parked(row: &MySqlRow) -> Result<ParkedCopy, StoreError> {
     let failed = |error| store_error("reading a parked copy", error);
     let required =
         |at: usize| Ok::<_, StoreError>(text(row, at).map_err(failed)?.unwrap_or_default());

@@ -204,11 +204,30 @@ impl Sql {
         )
     }
 
+    /// Consumer, message: the row and its age in microseconds.
+    pub(crate) fn explain_message(&self) -> String {
+        self.with_prefix(
+            "SELECT fingerprint, producer, message_type, correlation_id, causation_id, \
+                 TIMESTAMPDIFF(MICROSECOND, processed_at, UTC_TIMESTAMP(3)) \
+             FROM {p}inbox_messages WHERE consumer_id = ? AND message_id = ?",
+        )
+    }
+
+    /// Consumer, message: owner, attempts, microseconds left; a free claim has none.
+    pub(crate) fn explain_claim(&self) -> String {
+        self.with_prefix(
+            "SELECT owner, attempts, CASE WHEN token IS NULL THEN 0 \
+                 ELSE TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(3), expires_at) END \
+             FROM {p}inbox_claims WHERE consumer_id = ? AND message_id = ?",
+        )
+    }
+
     /// Consumer, message.
     pub(crate) fn parked(&self) -> String {
         self.with_prefix(
             "SELECT subscription, envelope, body, fingerprint, lane, attempts, last_status, \
-                 last_error, reason \
+                 last_error, reason, state, \
+                 TIMESTAMPDIFF(MICROSECOND, parked_at, UTC_TIMESTAMP(3)) \
              FROM {p}inbox_parked WHERE consumer_id = ? AND message_id = ? ORDER BY seq",
         )
     }

@@ -20,6 +20,7 @@ mod claim;
 mod config;
 mod dead;
 mod error;
+mod explain;
 mod look;
 mod migrate;
 mod session;

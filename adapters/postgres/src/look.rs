@@ -83,7 +83,7 @@ pub(crate) async fn parked(
         .collect()
 }
 
-fn copy(row: &PgRow) -> Result<ParkedCopy, sqlx::Error> {
+pub(crate) fn copy(row: &PgRow) -> Result<ParkedCopy, sqlx::Error> {
     let body: Option<Vec<u8>> = row.try_get("body")?;
     let envelope = Envelope::from_stored(row.try_get("envelope")?, body.map(Bytes::from))
         .map_err(|error| sqlx::Error::Decode(error.into()))?;

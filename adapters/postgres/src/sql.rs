@@ -179,9 +179,24 @@ SET subscription = excluded.subscription, position = excluded.position, lane = e
     due_at = NULL, last_status = excluded.last_status, last_error = excluded.last_error,
     parked_at = now(), reason = excluded.reason, state = 'dead'"#;
 
+    /// The row of one key, and its age.
+    explain_message = r#"
+SELECT fingerprint, producer, message_type, correlation_id, causation_id,
+    (extract(epoch FROM clock_timestamp() - processed_at) * 1000000)::bigint AS ago_us
+FROM {t}inbox_messages
+WHERE consumer_id = $1 AND message_id = $2"#;
+
+    /// The claim of one key; a free one has no time left.
+    explain_claim = r#"
+SELECT owner, attempts, CASE WHEN token IS NULL THEN 0
+    ELSE (extract(epoch FROM expires_at - clock_timestamp()) * 1000000)::bigint END AS left_us
+FROM {t}inbox_claims
+WHERE consumer_id = $1 AND message_id = $2"#;
+
     /// All parked rows of one key, whole.
     parked = r#"
-SELECT subscription, fingerprint, lane, envelope, body, attempts, last_status, last_error, reason
+SELECT subscription, fingerprint, lane, envelope, body, attempts, last_status, last_error, reason,
+    state, (extract(epoch FROM clock_timestamp() - parked_at) * 1000000)::bigint AS ago_us
 FROM {t}inbox_parked
 WHERE consumer_id = $1 AND message_id = $2
 ORDER BY seq"#;

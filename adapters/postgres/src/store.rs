@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use inboxd_contract::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, ErrorClass, InboxKey,
-    InboxStore, Look, Notes, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits,
-    SweepPolicy, SweepReport, Token,
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, ErrorClass, Explanation,
+    InboxKey, InboxStore, Look, Notes, OwnerId, ParkedCopy, Release, Settled, StoreError,
+    StoreLimits, SweepPolicy, SweepReport, Token,
 };
 use sqlx::Row;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgRow};
@@ -19,6 +19,7 @@ use crate::claim::{Claiming, Counting, renew, unreadable};
 use crate::config::PostgresConfig;
 use crate::dead::Burying;
 use crate::error::Failure;
+use crate::explain::explain;
 use crate::look::{look, parked};
 use crate::migrate::migrate;
 use crate::session::{LockWait, Sessions};
@@ -223,6 +224,15 @@ impl InboxStore for PostgresStore {
             work.end(copies).await
         };
         Ok(self.sessions.bounded("reading parked rows", call).await?)
+    }
+
+    async fn explain(&self, key: &InboxKey) -> Result<Explanation, StoreError> {
+        let call = async {
+            let mut work = self.sessions.begin(LockWait::Whole).await?;
+            let explanation = explain(&mut work, &self.sql, key).await;
+            work.end(explanation).await
+        };
+        Ok(self.sessions.bounded("explaining a message", call).await?)
     }
 
     async fn sweep(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError> {

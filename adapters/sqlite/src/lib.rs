@@ -14,6 +14,7 @@ mod claims;
 mod config;
 mod connection;
 mod error;
+mod explain;
 mod lock;
 mod look;
 mod migrate;
@@ -29,9 +30,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::FutureExt;
 use inboxd_contract::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, ErrorClass, InboxKey,
-    InboxStore, Look, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits, SweepPolicy,
-    SweepReport, Token,
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, ErrorClass, Explanation,
+    InboxKey, InboxStore, Look, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits,
+    SweepPolicy, SweepReport, Token,
 };
 use sqlx::sqlite::SqlitePool;
 
@@ -187,6 +188,10 @@ impl InboxStore for SqliteStore {
 
     async fn parked(&self, key: &InboxKey) -> Result<Vec<ParkedCopy>, StoreError> {
         self.parked_copies(key).await
+    }
+
+    async fn explain(&self, key: &InboxKey) -> Result<Explanation, StoreError> {
+        self.explain_one(key).await
     }
 
     async fn sweep(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError> {

@@ -69,7 +69,7 @@ fn read_seen(row: &SqliteRow, seen: &mut Seen) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
-fn fingerprint(stored: Option<String>) -> Option<Fingerprint> {
+pub(crate) fn fingerprint(stored: Option<String>) -> Option<Fingerprint> {
     stored.as_deref().and_then(Fingerprint::from_stored)
 }
 
@@ -99,7 +99,7 @@ impl SqliteStore {
     }
 }
 
-fn read_parked(row: &SqliteRow) -> Result<ParkedCopy, StoreError> {
+pub(crate) fn read_parked(row: &SqliteRow) -> Result<ParkedCopy, StoreError> {
     let failed = |error| store_error("reading a parked copy", error);
     let envelope: String = row.try_get(1).map_err(failed)?;
     let body: Option<Vec<u8>> = row.try_get(2).map_err(failed)?;

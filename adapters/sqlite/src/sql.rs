@@ -51,6 +51,10 @@ pub(crate) struct Sql {
     pub(crate) dead_letter: Statement,
     /// Consumer, message.
     pub(crate) parked: Statement,
+    /// Consumer, message: the row and its age in ms.
+    pub(crate) explain_message: Statement,
+    /// Consumer, message: owner, attempts, ms left; a free claim has none.
+    pub(crate) explain_claim: Statement,
     /// Age in ms, rows.
     pub(crate) sweep_messages: Statement,
     /// Age in ms, rows.
@@ -96,6 +100,8 @@ impl Sql {
             drop_dead: text(DROP_DEAD),
             dead_letter: text(DEAD_LETTER),
             parked: text(PARKED),
+            explain_message: text(EXPLAIN_MESSAGE),
+            explain_claim: text(EXPLAIN_CLAIM),
             sweep_messages: text(SWEEP_MESSAGES),
             sweep_dead: text(
                 "DELETE FROM {p}inbox_parked WHERE seq IN (SELECT seq FROM {p}inbox_parked \
@@ -195,8 +201,17 @@ ON CONFLICT (consumer_id, message_id, fingerprint) DO UPDATE SET
     state = excluded.state";
 
 const PARKED: &str = "
-SELECT subscription, envelope, body, fingerprint, lane, attempts, last_status, last_error, reason
+SELECT subscription, envelope, body, fingerprint, lane, attempts, last_status, last_error, reason,
+    state, {now} - parked_at
 FROM {p}inbox_parked WHERE consumer_id = ?1 AND message_id = ?2 ORDER BY seq";
+
+const EXPLAIN_MESSAGE: &str = "
+SELECT fingerprint, producer, message_type, correlation_id, causation_id, {now} - processed_at
+FROM {p}inbox_messages WHERE consumer_id = ?1 AND message_id = ?2";
+
+const EXPLAIN_CLAIM: &str = "
+SELECT owner, attempts, CASE WHEN token IS NULL THEN 0 ELSE expires_at - {now} END
+FROM {p}inbox_claims WHERE consumer_id = ?1 AND message_id = ?2";
 
 const SWEEP_MESSAGES: &str = "
 DELETE FROM {p}inbox_messages WHERE (consumer_id, message_id) IN (

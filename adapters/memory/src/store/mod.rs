@@ -22,9 +22,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use inboxd_contract::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, InboxKey, InboxStore, Look,
-    Notes, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits, SweepPolicy,
-    SweepReport, Token,
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, Explanation, InboxKey,
+    InboxStore, Look, Notes, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits,
+    SweepPolicy, SweepReport, Token,
 };
 
 pub use database::{MemoryDatabase, MemoryLock, MemoryTable};
@@ -201,6 +201,10 @@ impl InboxStore for MemoryStore {
 
     async fn parked(&self, key: &InboxKey) -> Result<Vec<ParkedCopy>, StoreError> {
         self.call(StoreCall::Look, |rows| rows.parked(key)).await
+    }
+
+    async fn explain(&self, key: &InboxKey) -> Result<Explanation, StoreError> {
+        self.call(StoreCall::Look, |rows| rows.explain(key)).await
     }
 
     async fn sweep(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError> {

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use inboxd_contract::{
     Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadRow, Envelope,
-    Fingerprint, Hold, InboxKey, Look, MESSAGE_ID_BYTES_MAX, OwnerId, ParkedCopy, Release, Settled,
-    StoreError, SweepPolicy, SweepReport, Token,
+    ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, Fingerprint, Hold, InboxKey,
+    Look, MESSAGE_ID_BYTES_MAX, MessageRecord, OwnerId, ParkedCopy, Release, Settled, StoreError,
+    SweepPolicy, SweepReport, Token,
 };
 use tokio::time::Instant;
 
@@ -387,6 +388,35 @@ impl Rows {
 
     pub(super) fn parked(&self, key: &InboxKey) -> Vec<ParkedCopy> {
         self.parked.iter().filter(|row| row.key == *key).map(|row| row.copy.clone()).collect()
+    }
+
+    pub(super) fn explain(&self, key: &InboxKey) -> Explanation {
+        let ago = |at: i64| Duration::from_micros(u64::try_from(self.now - at).unwrap_or(0));
+        let parked = self.parked.iter().filter(|row| row.key == *key);
+        Explanation {
+            message: self.messages.get(key).map(|row| ExplainedMessage {
+                record: MessageRecord {
+                    fingerprint: row.fingerprint.clone(),
+                    ..MessageRecord::default()
+                },
+                processed_ago: ago(row.processed_at),
+            }),
+            claim: self.claims.get(key).map(|row| ExplainedClaim {
+                owner: row.owner.clone(),
+                attempts: row.attempts,
+                expires_in: u64::try_from(row.expires_at - self.now)
+                    .ok()
+                    .filter(|left| *left > 0 && row.token.is_some())
+                    .map(Duration::from_micros),
+            }),
+            copies: parked
+                .map(|row| ExplainedCopy {
+                    copy: row.copy.clone(),
+                    discarded: row.discarded,
+                    parked_ago: ago(row.parked_at),
+                })
+                .collect(),
+        }
     }
 
     pub(super) fn sweep(&mut self, policy: &SweepPolicy) -> SweepReport {

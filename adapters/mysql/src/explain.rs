@@ -1,0 +1,82 @@
+//! What is known of one message, for a person.
+
+use std::time::Duration;
+
+use inboxd_contract::{
+    ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, InboxKey, MessageRecord, OwnerId,
+    StoreError,
+};
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+
+use crate::MysqlStore;
+use crate::claims::bind_keys;
+use crate::error::store_error;
+use crate::look::{fingerprint, read_parked, text};
+use crate::sql::query;
+
+impl MysqlStore {
+    /// Everything about one key. The claim is read first: what completes meanwhile is seen twice
+    /// rather than not at all.
+    pub(crate) async fn explain_one(&self, key: &InboxKey) -> Result<Explanation, StoreError> {
+        let work = async {
+            let mut transaction = self.main.begin().await?;
+            let mut rows = Vec::new();
+            let statements =
+                [self.sql.explain_claim(), self.sql.explain_message(), self.sql.parked()];
+            for statement in statements {
+                let select = bind_keys(query(statement), std::iter::once(key));
+                match select.fetch_all(transaction.connection()).await {
+                    Ok(found) => rows.push(found),
+                    Err(error) => return transaction.end(Err(error)).await,
+                }
+            }
+            transaction.end(Ok(rows)).await
+        };
+        let rows = self.main.in_time("explaining a message", work).await?;
+        let failed = |error| store_error("explaining a message", error);
+        let [claims, messages, parked] = rows.as_slice() else {
+            return Err(StoreError::transient("explaining a message: too few answers"));
+        };
+        Ok(Explanation {
+            message: messages.first().map(read_message).transpose().map_err(failed)?,
+            claim: claims.first().map(read_claim).transpose().map_err(failed)?,
+            copies: parked.iter().map(read_copy).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+fn read_message(row: &MySqlRow) -> Result<ExplainedMessage, sqlx::Error> {
+    Ok(ExplainedMessage {
+        record: MessageRecord {
+            fingerprint: fingerprint(row, 0)?,
+            producer: text(row, 1)?,
+            message_type: text(row, 2)?,
+            correlation_id: text(row, 3)?,
+            causation_id: text(row, 4)?,
+        },
+        processed_ago: micros(row.try_get(5)?),
+    })
+}
+
+fn read_claim(row: &MySqlRow) -> Result<ExplainedClaim, sqlx::Error> {
+    let left = micros(row.try_get(2)?);
+    Ok(ExplainedClaim {
+        owner: OwnerId(text(row, 0)?.unwrap_or_default().into()),
+        attempts: u32::try_from(row.try_get::<i32, _>(1)?).unwrap_or(0),
+        expires_in: (!left.is_zero()).then_some(left),
+    })
+}
+
+fn read_copy(row: &MySqlRow) -> Result<ExplainedCopy, StoreError> {
+    let failed = |error| store_error("reading a parked copy", error);
+    Ok(ExplainedCopy {
+        copy: read_parked(row)?,
+        discarded: text(row, 9).map_err(failed)?.as_deref() == Some("discarded"),
+        parked_ago: micros(row.try_get(10).map_err(failed)?),
+    })
+}
+
+fn micros(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}

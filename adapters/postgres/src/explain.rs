@@ -1,0 +1,77 @@
+//! What is known of one message, for a person.
+
+use std::time::Duration;
+
+use inboxd_contract::{
+    ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, Fingerprint, InboxKey,
+    MessageRecord, OwnerId,
+};
+use sqlx::Row;
+use sqlx::postgres::PgRow;
+
+use crate::error::Failure;
+use crate::look::copy;
+use crate::session::Work;
+use crate::sql::Sql;
+
+/// Everything about one key. The claim is read first: what completes meanwhile is seen twice
+/// rather than not at all.
+pub(crate) async fn explain(
+    work: &mut Work,
+    sql: &Sql,
+    key: &InboxKey,
+) -> Result<Explanation, Failure> {
+    let (consumer, id) = (key.consumer_id.as_str(), key.message_id.as_str());
+    let doing = "explaining a message";
+    let claims = sqlx::query(sql.explain_claim()).bind(consumer).bind(id);
+    let claims = work.rows(doing, claims).await?;
+    let messages = sqlx::query(sql.explain_message()).bind(consumer).bind(id);
+    let messages = work.rows(doing, messages).await?;
+    let parked = sqlx::query(sql.parked()).bind(consumer).bind(id);
+    let parked = work.rows(doing, parked).await?;
+    let read = || {
+        Ok(Explanation {
+            message: messages.first().map(message).transpose()?,
+            claim: claims.first().map(claim).transpose()?,
+            copies: parked.iter().map(explained_copy).collect::<Result<_, _>>()?,
+        })
+    };
+    read().map_err(|error: sqlx::Error| {
+        Failure::unreadable(format!("PostgreSQL: a row of {id} is unreadable"), error)
+    })
+}
+
+fn message(row: &PgRow) -> Result<ExplainedMessage, sqlx::Error> {
+    let fingerprint: Option<&str> = row.try_get("fingerprint")?;
+    Ok(ExplainedMessage {
+        record: MessageRecord {
+            fingerprint: fingerprint.and_then(Fingerprint::from_stored),
+            producer: row.try_get("producer")?,
+            message_type: row.try_get("message_type")?,
+            correlation_id: row.try_get("correlation_id")?,
+            causation_id: row.try_get("causation_id")?,
+        },
+        processed_ago: micros(row.try_get("ago_us")?),
+    })
+}
+
+fn claim(row: &PgRow) -> Result<ExplainedClaim, sqlx::Error> {
+    let left = micros(row.try_get("left_us")?);
+    Ok(ExplainedClaim {
+        owner: OwnerId(row.try_get::<String, _>("owner")?.into()),
+        attempts: u32::try_from(row.try_get::<i32, _>("attempts")?).unwrap_or(0),
+        expires_in: (!left.is_zero()).then_some(left),
+    })
+}
+
+fn explained_copy(row: &PgRow) -> Result<ExplainedCopy, sqlx::Error> {
+    Ok(ExplainedCopy {
+        copy: copy(row)?,
+        discarded: row.try_get::<&str, _>("state")? == "discarded",
+        parked_ago: micros(row.try_get("ago_us")?),
+    })
+}
+
+fn micros(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}

@@ -1,0 +1,72 @@
+//! What is known of one message, for a person.
+
+use std::time::Duration;
+
+use inboxd_contract::{
+    ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, InboxKey, MessageRecord, OwnerId,
+    StoreError,
+};
+use sqlx::Row;
+use sqlx::sqlite::SqliteRow;
+
+use crate::SqliteStore;
+use crate::error::store_error;
+use crate::look::{fingerprint, read_parked};
+
+impl SqliteStore {
+    /// Everything about one key. The claim is read first: what completes meanwhile is seen twice
+    /// rather than not at all.
+    pub(crate) async fn explain_one(&self, key: &InboxKey) -> Result<Explanation, StoreError> {
+        let failed = |error| store_error("explaining a message", error);
+        let mut connection = self.readers.acquire().await.map_err(failed)?;
+        let of_key = |statement: &crate::sql::Statement| {
+            let consumer_id = key.consumer_id.as_str().to_owned();
+            statement.query().bind(consumer_id).bind(key.message_id.as_str().to_owned())
+        };
+        let claim = of_key(&self.sql.explain_claim).fetch_optional(&mut *connection).await;
+        let claim = claim.map_err(failed)?;
+        let message = of_key(&self.sql.explain_message).fetch_optional(&mut *connection).await;
+        let message = message.map_err(failed)?;
+        let parked = of_key(&self.sql.parked).fetch_all(&mut *connection).await.map_err(failed)?;
+        Ok(Explanation {
+            message: message.as_ref().map(read_message).transpose().map_err(failed)?,
+            claim: claim.as_ref().map(read_claim).transpose().map_err(failed)?,
+            copies: parked.iter().map(read_copy).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+fn read_message(row: &SqliteRow) -> Result<ExplainedMessage, sqlx::Error> {
+    Ok(ExplainedMessage {
+        record: MessageRecord {
+            fingerprint: fingerprint(row.try_get(0)?),
+            producer: row.try_get(1)?,
+            message_type: row.try_get(2)?,
+            correlation_id: row.try_get(3)?,
+            causation_id: row.try_get(4)?,
+        },
+        processed_ago: millis(row.try_get(5)?),
+    })
+}
+
+fn read_claim(row: &SqliteRow) -> Result<ExplainedClaim, sqlx::Error> {
+    let left = millis(row.try_get(2)?);
+    Ok(ExplainedClaim {
+        owner: OwnerId(row.try_get::<String, _>(0)?.into()),
+        attempts: row.try_get(1)?,
+        expires_in: (!left.is_zero()).then_some(left),
+    })
+}
+
+fn read_copy(row: &SqliteRow) -> Result<ExplainedCopy, StoreError> {
+    let failed = |error| store_error("reading a parked copy", error);
+    Ok(ExplainedCopy {
+        copy: read_parked(row)?,
+        discarded: row.try_get::<String, _>(9).map_err(failed)? == "discarded",
+        parked_ago: millis(row.try_get(10).map_err(failed)?),
+    })
+}
+
+fn millis(millis: i64) -> Duration {
+    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+}
