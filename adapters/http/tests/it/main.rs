@@ -3,6 +3,7 @@
 mod bytes;
 mod cloud_events;
 mod conformance;
+mod contract;
 mod connection;
 mod goaway;
 mod inspect;
