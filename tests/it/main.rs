@@ -3,7 +3,6 @@
 mod absent;
 mod engine;
 mod support;
-mod telemetry;
 
 mod bytes;
 mod configuration;
@@ -13,6 +12,9 @@ mod demo;
 mod docs;
 mod duplicates;
 mod http;
+mod http_answers;
+mod http_routes;
+mod http_signing;
 mod identity;
 mod kafka;
 mod lifecycle;
@@ -21,3 +23,4 @@ mod newcomer;
 mod operator;
 mod rabbitmq;
 mod refusals;
+mod telemetry;
