@@ -6,6 +6,7 @@
 
 kafka_version=4.4.0
 kafka_home=${XDG_CACHE_HOME:-$HOME/.cache}/inboxd-test/kafka-$kafka_version
+prometheus_home=${XDG_CACHE_HOME:-$HOME/.cache}/inboxd-test/prometheus
 
 # What the build needs on a bare Debian: a C and C++ compiler, make and bash for
 # librdkafka's configure, OpenSSL and zlib to link it with.
@@ -47,6 +48,38 @@ install_servers() {
 fetch_programs() {
   [[ $1 != kafka ]] || fetch_kafka
 }
+
+# promtool judges /metrics and the example alerts. Its package would bring a
+# daemon too: only the program is taken out of it. Without it those tests fail
+# and say so; everything else runs.
+fetch_promtool() (
+  [[ ! -x $prometheus_home/usr/bin/promtool ]] || return 0
+  ! command -v promtool >/dev/null || return 0
+  command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || {
+    say "promtool is missing and cannot be fetched here: install Prometheus' promtool, or its tests fail"
+    return 0
+  }
+  local cache work
+  cache=$(dirname "$prometheus_home")
+  mkdir -p "$cache"
+  exec 8>"$cache/lock"
+  flock 8
+  [[ ! -x $prometheus_home/usr/bin/promtool ]] || return 0
+  say "fetching promtool from Debian's package prometheus"
+  work=$(mktemp -d "$cache/fetch.XXXXXX")
+  trap 'rm -rf "$work"' EXIT
+  if [[ -z $(apt-cache policy prometheus 2>/dev/null) ]] && can_install; then
+    apt-get update -qq </dev/null >"$work/log" 2>&1 8>&- || true
+  fi
+  (cd "$work" && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb prometheus) \
+    </dev/null >>"$work/log" 2>&1 8>&- || {
+    say "promtool could not be fetched; its tests will fail. apt-get said:"
+    tail -n 5 "$work/log" | sed 's/^/    /' >&2
+    return 0
+  }
+  rm -rf "$prometheus_home"
+  mv "$work/prometheus" "$prometheus_home"
+)
 
 install_packages() {
   [[ $# -gt 0 ]] || return 0

@@ -63,6 +63,7 @@ shared_up() {
   local started_at=$SECONDS engine=no
   lock_state
   shared_install_build
+  fetch_promtool
   ! engine_answers || engine=yes
   for kind in "${kinds[@]}"; do
     way=$(way_of "$kind")
@@ -101,6 +102,7 @@ shared_install() {
   shared_install_build
   install_servers "${kinds[@]}"
   fetch_kafka
+  fetch_promtool
 }
 
 shared_install_build() {
