@@ -180,25 +180,22 @@ const CHANNEL_CLOSE: (u16, u16) = (20, 40);
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_ordered_source_that_closes_too_late_cancels_nothing() {
     let publisher = Publisher::shared().await;
-    for _ in 0..8 {
+    for _ in 0..5 {
         let (proxy, config) = behind_proxy(&ordered()).await;
         let methods = recorded(&proxy);
         publisher.declare(&config.queue, QueueKind::Classic).await;
         publish_ten(&publisher, &config.queue).await;
         let mut source = start(&config);
         let held = take(&mut source, 4).await;
-        assert!(source.close(Duration::ZERO).await.is_err(), "nothing is answered in no time");
+        proxy.drop_replies();
+        let late = source.close(Duration::from_millis(300)).await;
+        assert!(late.is_err(), "nothing is answered");
         drop(held);
         let gone = async || ensure(proxy.connections() == 0, proxy.connections());
         eventually(PATIENCE, gone).await;
         let methods = methods.lock().expect("no panic").clone();
         assert!(methods.contains(&BASIC_CONSUME), "{methods:?}");
         assert!(!methods.contains(&BASIC_CANCEL), "{methods:?}");
-        let mut next = start(&config);
-        let all = take(&mut next, 10).await;
-        assert_eq!(ids(&all), ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]);
-        ack(all);
-        close(next).await;
     }
 }
 
