@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use inboxd::engine::{FingerprintOf, OnIdConflict, Ordering};
+use inboxd::engine::{FingerprintOf, OnIdConflict, OnUnrouted, Ordering};
 use inboxd_contract::{
     Attempt, DeadReason, Delivery, Fence, Fingerprint, ForwardRequest, InboxKey, MessageId,
     OwnerId, Settled, Settlement, Token, Verdict,
@@ -18,7 +18,7 @@ use inboxd_memory::{FaultPoint, MemoryBrokerWitness, MemoryChange, MemoryWitness
 use tokio::time::Instant;
 
 use super::life::{Life, Signal, Signals};
-use super::plan::{Plan, Publication};
+use super::plan::{KINDS, Plan, Publication, path_of};
 use super::report::Stats;
 use super::source::place_of;
 use super::trace::{Trace, lock};
@@ -31,6 +31,7 @@ struct Copy {
     key: Option<InboxKey>,
     fingerprint: Option<Fingerprint>,
     body: String,
+    kind: &'static str,
     lane: Option<Vec<u8>>,
 }
 
@@ -241,7 +242,8 @@ impl Oracle {
         }
         state.stats.messages += 1;
         let body = publication.body.clone();
-        state.copies.insert(place, Copy { key, fingerprint, body, lane });
+        let kind = publication.kind;
+        state.copies.insert(place, Copy { key, fingerprint, body, kind, lane });
     }
 
     pub fn clock_moved(&self, micros: i64) {
@@ -346,6 +348,13 @@ impl Oracle {
         self.check_start(&mut state, life, &name, &key, seen.as_ref());
         self.check_lane(&mut state, life, place, lane.as_deref(), &name);
         self.check_attempt(&mut state, &key, request.attempt, &name);
+        let route = state.route(place);
+        if route.as_ref().map(Option::as_deref) != Some(request.path) {
+            self.fail(
+                &mut state,
+                format_args!("{name} is forwarded to {:?}, its route is {route:?}", request.path),
+            );
+        }
         let again = state
             .posts
             .iter()
@@ -586,6 +595,30 @@ impl State {
         }
     }
 
+    /// The path that a record is forwarded to, `Some(None)` being the callback's own; `None`: it is
+    /// not forwarded at all.
+    fn route(&self, place: Place) -> Option<Option<String>> {
+        let settings = &self.plan.settings;
+        let kind = self.copies[&place].kind;
+        if settings.routes.is_empty() {
+            return Some(None);
+        }
+        match KINDS[..2].contains(&kind) {
+            true => Some(Some(path_of(kind))),
+            false => (settings.on_unrouted == OnUnrouted::Forward).then_some(None),
+        }
+    }
+
+    /// The configuration ignores such messages, and one with this content exists.
+    fn is_ignored(&self, key: &InboxKey, fingerprint: Option<&Fingerprint>) -> bool {
+        self.plan.settings.on_unrouted == OnUnrouted::Ignore
+            && self.copies.iter().any(|(place, copy)| {
+                copy.key.as_ref() == Some(key)
+                    && copy.fingerprint.as_ref() == fingerprint
+                    && self.route(*place).is_none()
+            })
+    }
+
     /// Whether a row, and whether a dead letter of this record's message exists.
     fn evidence(&self, place: Place) -> (bool, bool) {
         let copy = &self.copies[&place];
@@ -798,7 +831,7 @@ impl Oracle {
         let accepted = state.posts.iter().any(|post| {
             post.key == *key && post.accepted && post.fingerprint.as_ref() == fingerprint
         });
-        if !accepted {
+        if !accepted && !state.is_ignored(key, fingerprint) {
             self.fail(
                 state,
                 format_args!(

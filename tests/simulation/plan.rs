@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use inboxd::engine::{
-    FingerprintOf, OnIdConflict, OnMissingId, Ordering, RetrySettings, SubscriptionSettings,
+    FingerprintOf, OnIdConflict, OnMissingId, OnUnrouted, Ordering, RetrySettings, RouteSettings,
+    SubscriptionSettings,
 };
 use inboxd_memory::{MemoryBrokerOptions, MemoryKind};
 use rand::rngs::SmallRng;
@@ -21,6 +22,9 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Bodies above this are dead letters without a body.
 pub const BODY_BYTES_MAX: u64 = 120;
 
+/// Types of messages.
+pub const KINDS: [&str; 3] = ["created", "changed", "unheard-of"];
+
 /// One message that somebody publishes.
 #[derive(Debug, Clone)]
 pub struct Publication {
@@ -28,6 +32,8 @@ pub struct Publication {
     pub stream: usize,
     pub id: Option<String>,
     pub lane: Option<String>,
+    /// The message's type; routes know the first two of [`KINDS`].
+    pub kind: &'static str,
     pub body: String,
 }
 
@@ -166,13 +172,21 @@ impl Plan {
         self.instances = self.instances.max(2);
         self.settings.lease = *draw.one_of(&[2 * SECOND, 5 * SECOND]);
         self.settings.in_flight_max = self.settings.in_flight_max.max(4);
+        if draw.chance(50) {
+            // Claims wait for their turn at the application.
+            let slow = self.settings.lease.mul_f32(0.6);
+            self.settings.concurrency = 1;
+            self.application.slow_max = slow.min(self.settings.callback_timeout.mul_f32(0.8));
+            self.store.slow = 200;
+        }
         for first in &self.publications {
             if draw.chance(50) {
                 continue;
             }
             let slot = draw.0.random_range(0..self.instances);
             let steps = draw.0.random_range(0..8);
-            let time = draw.between(self.settings.lease, 3 * self.settings.lease);
+            let lease = self.settings.lease;
+            let time = draw.between(lease.mul_f32(0.6), 3 * lease);
             let what = Disturbance::FreezeAtStep { slot, steps, time, expelled: true };
             self.disturbances.push((first.at, what));
         }
@@ -211,6 +225,11 @@ impl Plan {
         let settings = &self.settings;
         300 * SECOND + 4 * (settings.lease + settings.callback_timeout + settings.retry.cap)
     }
+}
+
+/// Where a type is routed to.
+pub fn path_of(kind: &str) -> String {
+    format!("/{kind}")
 }
 
 struct Draw(SmallRng);
@@ -271,6 +290,18 @@ impl Draw {
         settings.identity.on_missing_is_explicit = self.chance(70);
         settings.identity.on_conflict =
             *self.one_of(&[OnIdConflict::DeadLetter, OnIdConflict::Duplicate]);
+        if self.chance(30) {
+            let route = |kind: &&str| RouteSettings {
+                name: (*kind).into(),
+                message_type: Some((*kind).into()),
+                routing_key: None,
+                header: None,
+                path: path_of(kind).into(),
+            };
+            settings.routes = KINDS[..2].iter().map(route).collect();
+            settings.on_unrouted =
+                *self.one_of(&[OnUnrouted::DeadLetter, OnUnrouted::Ignore, OnUnrouted::Forward]);
+        }
         if self.chance(15) {
             settings.identity.fingerprint = FingerprintOf::Off;
         }
@@ -306,6 +337,7 @@ impl Draw {
                 stream,
                 id: Some(format!("m{number}")),
                 lane,
+                kind: *self.one_of(&KINDS),
                 body: format!("body {number}"),
             };
             made.push(match earlier {
@@ -318,7 +350,9 @@ impl Draw {
                     Publication { at, stream, body: format!("other body {number}"), ..other }
                 }
                 _ if kind < twins + conflicts => fresh,
-                _ if kind < twins + conflicts + missing => Publication { id: None, ..fresh },
+                _ if kind < twins + conflicts + missing => {
+                    Publication { id: None, kind: KINDS[0], ..fresh }
+                }
                 _ if kind < twins + conflicts + missing + large => {
                     Publication { body: format!("large body {number:0>200}"), ..fresh }
                 }

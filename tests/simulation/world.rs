@@ -257,6 +257,7 @@ impl World {
         let origin = Origin::Memory { stream: "".into(), position: 0 };
         let body = Bytes::from(publication.body.clone().into_bytes());
         let mut envelope = Envelope::new(origin, Some(body));
+        envelope.message_type = Some(Bytes::from_static(publication.kind.as_bytes()));
         for (name, value) in [("id", &publication.id), ("key", &publication.lane)] {
             if let Some(value) = value {
                 envelope.headers.push(Header::new(name, value.clone()));
