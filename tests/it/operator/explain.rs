@@ -84,7 +84,7 @@ async fn tells_what_became_of_messages(kind: BrokerKind, database: DatabaseKind)
     for part in ["the application refused it", "such field", TRACE, "application/json", &origin] {
         assert!(dead.contains(part), "{part} in {dead}");
     }
-    assert!(dead.contains("body of 18 bytes"), "{dead}");
+    assert!(dead.contains("body of 15 bytes"), "{dead}");
 
     // What this process is doing with a message right now.
     let waits =
