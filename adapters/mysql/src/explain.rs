@@ -1,10 +1,10 @@
-//! What is known of one message, for a person.
+//! What is known: of one message, for a person; of all, for metrics.
 
 use std::time::Duration;
 
 use inboxd_contract::{
     ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, InboxKey, MessageRecord, OwnerId,
-    StoreError,
+    StoreError, StoreStats,
 };
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -44,6 +44,30 @@ impl MysqlStore {
             copies: parked.iter().map(read_copy).collect::<Result<_, _>>()?,
         })
     }
+
+    /// How much there is.
+    pub(crate) async fn stats_now(&self) -> Result<StoreStats, StoreError> {
+        let work = async {
+            let mut transaction = self.main.begin().await?;
+            let row = query(self.sql.stats()).fetch_one(transaction.connection()).await;
+            transaction.end(row).await
+        };
+        let row = self.main.in_time("counting rows", work).await?;
+        read_stats(&row).map_err(|error| store_error("counting rows", error))
+    }
+}
+
+fn read_stats(row: &MySqlRow) -> Result<StoreStats, sqlx::Error> {
+    let count = |column: usize| -> Result<_, sqlx::Error> {
+        Ok(row.try_get::<Option<i64>, _>(column)?.map(|rows| u64::try_from(rows).unwrap_or(0)))
+    };
+    Ok(StoreStats {
+        messages: count(0)?,
+        claims: count(1)?,
+        dead: count(2)?,
+        oldest_message: row.try_get::<Option<i64>, _>(3)?.map(micros),
+        oldest_dead: row.try_get::<Option<i64>, _>(4)?.map(micros),
+    })
 }
 
 fn read_message(row: &MySqlRow) -> Result<ExplainedMessage, sqlx::Error> {

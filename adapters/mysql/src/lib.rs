@@ -28,8 +28,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use inboxd_contract::{
     Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, Explanation, InboxKey,
-    InboxStore, Look, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits, SweepPolicy,
-    SweepReport, Token,
+    InboxStore, Look, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits, StoreStats,
+    SweepPolicy, SweepReport, Token,
 };
 use sha2::{Digest, Sha256};
 use sqlx::Connection;
@@ -203,6 +203,10 @@ impl InboxStore for MysqlStore {
 
     async fn explain(&self, key: &InboxKey) -> Result<Explanation, StoreError> {
         self.explain_one(key).await
+    }
+
+    async fn stats(&self) -> Result<StoreStats, StoreError> {
+        self.stats_now().await
     }
 
     async fn sweep(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError> {

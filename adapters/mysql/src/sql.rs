@@ -222,6 +222,36 @@ impl Sql {
         )
     }
 
+    /// Rows of messages, claims, dead; microseconds since the oldest message and dead row. Up to
+    /// 10,000 rows are counted, beyond that the server's estimate is answered: no part reads more
+    /// than that many entries, whatever the size. (The oldest are the first entries of the
+    /// indexes that sweeps use.)
+    pub(crate) fn stats(&self) -> String {
+        let rows = |table: &str, counted: &str, bounded: &str| {
+            format!(
+                "(SELECT CAST(CASE WHEN COUNT(*) <= 10000 THEN {counted} \
+                     ELSE GREATEST(COUNT(*), COALESCE((SELECT table_rows \
+                         FROM information_schema.tables WHERE table_schema = DATABASE() \
+                         AND table_name = '{{p}}{table}'), 0)) END AS SIGNED) \
+                 FROM (SELECT {bounded} LIMIT 10001) AS bounded)"
+            )
+        };
+        let messages = rows("inbox_messages", "COUNT(*)", "1 FROM {p}inbox_messages");
+        let claims = rows("inbox_claims", "COUNT(*)", "1 FROM {p}inbox_claims");
+        let dead = rows(
+            "inbox_parked",
+            "COUNT(CASE WHEN state = 'dead' THEN 1 END)",
+            "state FROM {p}inbox_parked ORDER BY parked_at",
+        );
+        self.with_prefix(&format!(
+            "SELECT {messages}, {claims}, {dead}, \
+                 (SELECT TIMESTAMPDIFF(MICROSECOND, processed_at, UTC_TIMESTAMP(3)) \
+                     FROM {{p}}inbox_messages ORDER BY processed_at LIMIT 1), \
+                 (SELECT TIMESTAMPDIFF(MICROSECOND, parked_at, UTC_TIMESTAMP(3)) \
+                     FROM {{p}}inbox_parked WHERE state = 'dead' ORDER BY parked_at LIMIT 1)"
+        ))
+    }
+
     /// Consumer, message.
     pub(crate) fn parked(&self) -> String {
         self.with_prefix(

@@ -1,10 +1,10 @@
-//! What is known of one message, for a person.
+//! What is known: of one message, for a person; of all, for metrics.
 
 use std::time::Duration;
 
 use inboxd_contract::{
     ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, Fingerprint, InboxKey,
-    MessageRecord, OwnerId,
+    MessageRecord, OwnerId, StoreStats,
 };
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -38,6 +38,27 @@ pub(crate) async fn explain(
     };
     read().map_err(|error: sqlx::Error| {
         Failure::unreadable(format!("PostgreSQL: a row of {id} is unreadable"), error)
+    })
+}
+
+/// How much there is.
+pub(crate) async fn stats(work: &mut Work, sql: &Sql) -> Result<StoreStats, Failure> {
+    let rows = work.rows("counting rows", sqlx::query(sql.stats())).await?;
+    let Some(row) = rows.first() else { return Ok(StoreStats::default()) };
+    let read = || {
+        let count = |name| -> Result<_, sqlx::Error> {
+            Ok(row.try_get::<Option<i64>, _>(name)?.map(|rows| u64::try_from(rows).unwrap_or(0)))
+        };
+        Ok(StoreStats {
+            messages: count("messages")?,
+            claims: count("claims")?,
+            dead: count("dead")?,
+            oldest_message: row.try_get::<Option<i64>, _>("oldest_message_us")?.map(micros),
+            oldest_dead: row.try_get::<Option<i64>, _>("oldest_dead_us")?.map(micros),
+        })
+    };
+    read().map_err(|error: sqlx::Error| {
+        Failure::unreadable("PostgreSQL: counts of rows are unreadable".to_owned(), error)
     })
 }
 

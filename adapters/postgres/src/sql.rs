@@ -201,6 +201,32 @@ FROM {t}inbox_parked
 WHERE consumer_id = $1 AND message_id = $2
 ORDER BY seq"#;
 
+    /// Rows and ages. Up to 10,000 rows are counted, beyond that the planner's estimate is
+    /// answered: no part reads more than that many entries of an index, whatever the size.
+    /// (The oldest are the first entries of the indexes that sweeps use.)
+    stats = r#"
+SELECT m.rows AS messages, c.rows AS claims, p.rows AS dead,
+    (SELECT (extract(epoch FROM clock_timestamp() - processed_at) * 1000000)::bigint
+        FROM {t}inbox_messages ORDER BY processed_at LIMIT 1) AS oldest_message_us,
+    (SELECT (extract(epoch FROM clock_timestamp() - parked_at) * 1000000)::bigint
+        FROM {t}inbox_parked WHERE state <> 'due' AND state = 'dead'
+        ORDER BY parked_at LIMIT 1) AS oldest_dead_us
+FROM
+    (SELECT CASE WHEN count(*) <= 10000 THEN count(*) ELSE greatest(count(*), (
+            SELECT reltuples::bigint FROM pg_class
+            WHERE oid = (SELECT tableoid FROM {t}inbox_messages LIMIT 1))) END AS rows
+        FROM (SELECT 1 FROM {t}inbox_messages LIMIT 10001) AS bounded) AS m,
+    (SELECT CASE WHEN count(*) <= 10000 THEN count(*) ELSE greatest(count(*), (
+            SELECT reltuples::bigint FROM pg_class
+            WHERE oid = (SELECT tableoid FROM {t}inbox_claims LIMIT 1))) END AS rows
+        FROM (SELECT 1 FROM {t}inbox_claims LIMIT 10001) AS bounded) AS c,
+    (SELECT CASE WHEN count(*) <= 10000 THEN count(*) FILTER (WHERE state = 'dead')
+            ELSE greatest(count(*), (
+            SELECT reltuples::bigint FROM pg_class
+            WHERE oid = (SELECT tableoid FROM {t}inbox_parked LIMIT 1))) END AS rows
+        FROM (SELECT state FROM {t}inbox_parked WHERE state <> 'due' ORDER BY parked_at
+            LIMIT 10001) AS bounded) AS p"#;
+
     /// True for one instance at a time, until the transaction ends.
     sweep_lock = "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0)) AS taken";
 

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use inboxd_contract::{
     Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, ErrorClass, Explanation,
     InboxKey, InboxStore, Look, Notes, OwnerId, ParkedCopy, Release, Settled, StoreError,
-    StoreLimits, SweepPolicy, SweepReport, Token,
+    StoreLimits, StoreStats, SweepPolicy, SweepReport, Token,
 };
 use sqlx::Row;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgRow};
@@ -19,7 +19,7 @@ use crate::claim::{Claiming, Counting, renew, unreadable};
 use crate::config::PostgresConfig;
 use crate::dead::Burying;
 use crate::error::Failure;
-use crate::explain::explain;
+use crate::explain::{explain, stats};
 use crate::look::{look, parked};
 use crate::migrate::migrate;
 use crate::session::{LockWait, Sessions};
@@ -233,6 +233,15 @@ impl InboxStore for PostgresStore {
             work.end(explanation).await
         };
         Ok(self.sessions.bounded("explaining a message", call).await?)
+    }
+
+    async fn stats(&self) -> Result<StoreStats, StoreError> {
+        let call = async {
+            let mut work = self.sessions.begin(LockWait::Whole).await?;
+            let counted = stats(&mut work, &self.sql).await;
+            work.end(counted).await
+        };
+        Ok(self.sessions.bounded("counting rows", call).await?)
     }
 
     async fn sweep(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError> {

@@ -1,10 +1,10 @@
-//! What is known of one message, for a person.
+//! What is known: of one message, for a person; of all, for metrics.
 
 use std::time::Duration;
 
 use inboxd_contract::{
     ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, InboxKey, MessageRecord, OwnerId,
-    StoreError,
+    StoreError, StoreStats,
 };
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
@@ -34,6 +34,27 @@ impl SqliteStore {
             copies: parked.iter().map(read_copy).collect::<Result<_, _>>()?,
         })
     }
+
+    /// How much there is.
+    pub(crate) async fn stats_now(&self) -> Result<StoreStats, StoreError> {
+        let failed = |error| store_error("counting rows", error);
+        let mut connection = self.readers.acquire().await.map_err(failed)?;
+        let row = self.sql.stats.query().fetch_one(&mut *connection).await.map_err(failed)?;
+        read_stats(&row).map_err(failed)
+    }
+}
+
+fn read_stats(row: &SqliteRow) -> Result<StoreStats, sqlx::Error> {
+    let count = |column: usize| -> Result<_, sqlx::Error> {
+        Ok(row.try_get::<Option<i64>, _>(column)?.map(|rows| u64::try_from(rows).unwrap_or(0)))
+    };
+    Ok(StoreStats {
+        messages: count(0)?,
+        claims: count(1)?,
+        dead: count(2)?,
+        oldest_message: row.try_get::<Option<i64>, _>(3)?.map(millis),
+        oldest_dead: row.try_get::<Option<i64>, _>(4)?.map(millis),
+    })
 }
 
 fn read_message(row: &SqliteRow) -> Result<ExplainedMessage, sqlx::Error> {

@@ -32,7 +32,7 @@ use futures::FutureExt;
 use inboxd_contract::{
     Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, ErrorClass, Explanation,
     InboxKey, InboxStore, Look, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits,
-    SweepPolicy, SweepReport, Token,
+    StoreStats, SweepPolicy, SweepReport, Token,
 };
 use sqlx::sqlite::SqlitePool;
 
@@ -192,6 +192,10 @@ impl InboxStore for SqliteStore {
 
     async fn explain(&self, key: &InboxKey) -> Result<Explanation, StoreError> {
         self.explain_one(key).await
+    }
+
+    async fn stats(&self) -> Result<StoreStats, StoreError> {
+        self.stats_now().await
     }
 
     async fn sweep(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError> {

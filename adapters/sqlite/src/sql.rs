@@ -55,6 +55,8 @@ pub(crate) struct Sql {
     pub(crate) explain_message: Statement,
     /// Consumer, message: owner, attempts, ms left; a free claim has none.
     pub(crate) explain_claim: Statement,
+    /// Rows of messages, claims, dead; ms since the oldest message and dead row.
+    pub(crate) stats: Statement,
     /// Age in ms, rows.
     pub(crate) sweep_messages: Statement,
     /// Age in ms, rows.
@@ -102,6 +104,7 @@ impl Sql {
             parked: text(PARKED),
             explain_message: text(EXPLAIN_MESSAGE),
             explain_claim: text(EXPLAIN_CLAIM),
+            stats: text(STATS),
             sweep_messages: text(SWEEP_MESSAGES),
             sweep_dead: text(
                 "DELETE FROM {p}inbox_parked WHERE seq IN (SELECT seq FROM {p}inbox_parked \
@@ -212,6 +215,17 @@ FROM {p}inbox_messages WHERE consumer_id = ?1 AND message_id = ?2";
 const EXPLAIN_CLAIM: &str = "
 SELECT owner, attempts, CASE WHEN token IS NULL THEN 0 ELSE expires_at - {now} END
 FROM {p}inbox_claims WHERE consumer_id = ?1 AND message_id = ?2";
+
+/// A million rows are counted; there is no estimate beyond it, so that nothing is answered then.
+/// (The oldest are the first entries of the indexes that sweeps use.)
+const STATS: &str = "SELECT
+    (SELECT nullif(count(*), 1000001) FROM (SELECT 1 FROM {p}inbox_messages LIMIT 1000001)),
+    (SELECT nullif(count(*), 1000001) FROM (SELECT 1 FROM {p}inbox_claims LIMIT 1000001)),
+    (SELECT CASE WHEN count(*) <= 1000000 THEN count(*) FILTER (WHERE state = 'dead') END
+        FROM (SELECT state FROM {p}inbox_parked LIMIT 1000001)),
+    (SELECT {now} - processed_at FROM {p}inbox_messages ORDER BY processed_at LIMIT 1),
+    (SELECT {now} - parked_at FROM {p}inbox_parked WHERE state = 'dead'
+        ORDER BY parked_at LIMIT 1)";
 
 const SWEEP_MESSAGES: &str = "
 DELETE FROM {p}inbox_messages WHERE (consumer_id, message_id) IN (

@@ -24,7 +24,7 @@ use async_trait::async_trait;
 use inboxd_contract::{
     Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, Explanation, InboxKey,
     InboxStore, Look, Notes, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits,
-    SweepPolicy, SweepReport, Token,
+    StoreStats, SweepPolicy, SweepReport, Token,
 };
 
 pub use database::{MemoryDatabase, MemoryLock, MemoryTable};
@@ -205,6 +205,10 @@ impl InboxStore for MemoryStore {
 
     async fn explain(&self, key: &InboxKey) -> Result<Explanation, StoreError> {
         self.call(StoreCall::Look, |rows| rows.explain(key)).await
+    }
+
+    async fn stats(&self) -> Result<StoreStats, StoreError> {
+        self.call(StoreCall::Look, |rows| rows.stats()).await
     }
 
     async fn sweep(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError> {

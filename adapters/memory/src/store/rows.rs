@@ -8,7 +8,7 @@ use inboxd_contract::{
     Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadRow, Envelope,
     ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, Fingerprint, Hold, InboxKey,
     Look, MESSAGE_ID_BYTES_MAX, MessageRecord, OwnerId, ParkedCopy, Release, Settled, StoreError,
-    SweepPolicy, SweepReport, Token,
+    StoreStats, SweepPolicy, SweepReport, Token,
 };
 use tokio::time::Instant;
 
@@ -416,6 +416,18 @@ impl Rows {
                     parked_ago: ago(row.parked_at),
                 })
                 .collect(),
+        }
+    }
+
+    pub(super) fn stats(&self) -> StoreStats {
+        let ago = |at: i64| Duration::from_micros(u64::try_from(self.now - at).unwrap_or(0));
+        let dead = || self.parked.iter().filter(|row| !row.discarded);
+        StoreStats {
+            messages: Some(self.messages.len() as u64),
+            claims: Some(self.claims.len() as u64),
+            dead: Some(dead().count() as u64),
+            oldest_message: self.messages.values().map(|row| row.processed_at).min().map(ago),
+            oldest_dead: dead().map(|row| row.parked_at).min().map(ago),
         }
     }
 
