@@ -1,11 +1,14 @@
 //! What an answer means: the response table, what the configuration puts over it, and Dapr's way
 //! of saying it in the body.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use inboxd_contract::{RetryReason, Verdict};
-use serde::Deserialize;
+use serde::de::{self, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 /// How the application answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -91,10 +94,40 @@ impl Rules {
     }
 }
 
-#[derive(Deserialize)]
+/// The one field of an answer that counts. Its name is compared without regard to case: Dapr is
+/// written in Go, whose JSON decoder takes `Status` for `status`, and applications rely on it.
 struct Answer {
-    #[serde(default)]
     status: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for Answer {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Answer;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Answer, A::Error> {
+                let mut status = None;
+                while let Some(name) = map.next_key::<Cow<'de, str>>()? {
+                    if !name.eq_ignore_ascii_case("status") {
+                        map.next_value::<IgnoredAny>()?;
+                    } else if status.is_none() {
+                        status = Some(map.next_value::<Option<String>>()?);
+                    } else {
+                        return Err(de::Error::duplicate_field("status"));
+                    }
+                }
+                Ok(Answer { status: status.flatten() })
+            }
+        }
+
+        deserializer.deserialize_map(Fields)
+    }
 }
 
 /// Dapr's subscriber contract: `{"status": "SUCCESS" | "RETRY" | "DROP"}`, and `PARK` beside it.
@@ -217,6 +250,9 @@ mod tests {
             br#"{"status":5}"#,
             br#"{"status":"RETRY""#,
             br#"{"status":"SUCCESS","status":"RETRY"}"#,
+            br#"{"more":{"status":"SUCCESS"},"Status":"RETRY"}"#,
+            br#"{"\u0073tatus":"RETRY"}"#,
+            br#"{"Status":"SUCCESS","status":"RETRY"}"#,
             b"{\"status\":\"\xff\"}",
         ] {
             let verdict = judge(&rules, 200, again);
