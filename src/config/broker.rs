@@ -9,7 +9,7 @@ use super::address::{Address, BrokerKind, parse, parse_hosts};
 use super::model::{Properties, TlsFiles};
 use super::names;
 use super::problem::{Fault, quote};
-use super::reader::{Section, read_file};
+use super::reader::{Section, read_file, shown_path};
 use super::tree::Value;
 use super::units::MIB;
 
@@ -170,8 +170,13 @@ fn tls_switch(section: &Section<'_>) -> Option<TlsFiles> {
 pub(super) fn tls_files(section: &Section<'_>) -> TlsFiles {
     let file = |key: &str| {
         section.parse(key, |text| {
-            read_file(text.as_ref(), PEM_BYTES_MAX, "name a readable PEM file")
-                .map(|_| PathBuf::from(text))
+            read_file(
+                text.as_ref(),
+                &shown_path(text.as_ref()),
+                PEM_BYTES_MAX,
+                "name a readable PEM file",
+            )
+            .map(|_| PathBuf::from(text))
         })
     };
     let files = TlsFiles {

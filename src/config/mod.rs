@@ -35,10 +35,6 @@ mod units;
 mod yaml;
 
 #[cfg(test)]
-mod bad_input;
-#[cfg(test)]
-mod every_key;
-#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
@@ -99,7 +95,7 @@ pub fn load(inputs: Inputs) -> Result<Config, ConfigError> {
 
 fn read_file(path: &Path, problems: &Problems) -> Table {
     let remedy = "name a readable file in TOML or YAML (.yaml, .yml)";
-    match reader::read_file(path, FILE_BYTES_MAX, remedy) {
+    match reader::read_file(path, &format!("the file {}", path.display()), FILE_BYTES_MAX, remedy) {
         Ok(text) => {
             // An editor's byte order mark is not part of the text.
             let text = text.strip_prefix('\u{feff}').unwrap_or(&text);

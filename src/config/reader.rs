@@ -4,6 +4,7 @@
 //! A value with a problem is read as its default, so that the rest is checked too. What the
 //! check of the single layers has told of a value is not told again.
 
+use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
@@ -332,22 +333,41 @@ impl<'a> Section<'a> {
 /// A file's content without the line break at its end. Errors name the path alone.
 pub(super) fn read_secret(path: &Path) -> Result<SecretString, Fault> {
     let remedy = "name a readable file that holds the value and nothing else";
-    let content = read_file(path, SECRET_BYTES_MAX, remedy)?;
+    let shown = shown_path(path);
+    let content = read_file(path, &shown, SECRET_BYTES_MAX, remedy)?;
     let content = content.strip_suffix('\n').unwrap_or(&content);
     let content = content.strip_suffix('\r').unwrap_or(content);
     if content.is_empty() {
-        let shown = path.display();
-        return Err(Fault::new(format!("the file {shown} is empty"), remedy));
+        return Err(Fault::new(format!("{shown} is empty"), remedy));
     }
     Ok(content.into())
 }
 
+/// A path as errors show it. Somebody may have written the secret itself, where the name of its
+/// file belongs: what does not look like a path is not shown.
+pub(super) fn shown_path(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    let odd = |c: char| c.is_control() || c.is_whitespace() || c == '@';
+    let parent = path.parent().filter(|parent| parent.components().next().is_some());
+    let is_path = path.is_absolute()
+        || parent.is_some_and(Path::is_dir)
+        || parent.is_none() && path.extension().is_some();
+    if is_path && !text.contains("://") && !text.contains(odd) {
+        format!("the file {text}")
+    } else {
+        "the file that it names".to_owned()
+    }
+}
+
 /// The text of a file of at most so many bytes. Only regular files are read: opening a pipe could
 /// wait for ever, and what is read once cannot be checked before it is used.
-pub(super) fn read_file(path: &Path, bytes_max: u64, remedy: &str) -> Result<String, Fault> {
-    let shown = path.display();
-    let unreadable =
-        |error| Fault::new(format!("the file {shown} cannot be read: {error}"), remedy);
+pub(super) fn read_file(
+    path: &Path,
+    shown: &dyn Display,
+    bytes_max: u64,
+    remedy: &str,
+) -> Result<String, Fault> {
+    let unreadable = |error| Fault::new(format!("{shown} cannot be read: {error}"), remedy);
     let metadata = std::fs::metadata(path).map_err(unreadable)?;
     if metadata.is_dir() {
         return Err(Fault::new(format!("{shown} is a directory"), remedy));
@@ -357,8 +377,7 @@ pub(super) fn read_file(path: &Path, bytes_max: u64, remedy: &str) -> Result<Str
         return Err(Fault::new(what, remedy));
     }
     if metadata.len() > bytes_max {
-        let what =
-            format!("the file {shown} has {} bytes, the most is {bytes_max}", metadata.len());
+        let what = format!("{shown} has {} bytes, the most is {bytes_max}", metadata.len());
         return Err(Fault::new(what, remedy));
     }
     let bytes = std::fs::read(path).map_err(unreadable)?;
@@ -366,7 +385,7 @@ pub(super) fn read_file(path: &Path, bytes_max: u64, remedy: &str) -> Result<Str
         let (at, bytes) = (error.utf8_error().valid_up_to(), error.as_bytes());
         let line = bytes[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
         Fault::new(
-            format!("the file {shown} is not UTF-8: byte {} in line {line}", at + 1),
+            format!("{shown} is not UTF-8: byte {} in line {line}", at + 1),
             "save it as UTF-8",
         )
     })

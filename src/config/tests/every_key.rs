@@ -7,9 +7,12 @@ use std::time::Duration;
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest as _, Sha256};
 
-use super::address::BrokerKind;
-use super::declare::{Group, Key, Kind};
-use super::*;
+use super::super::address::BrokerKind;
+use super::super::declare::{Group, Key, Kind};
+use super::super::*;
+
+/// Names and values.
+type Variables = Vec<(String, String)>;
 
 /// A key that can be set, with a value that differs from what holds without it.
 struct Leaf {
@@ -242,7 +245,7 @@ fn assert_shows_no_secret(shown: &str, of: &str) {
 }
 
 /// The variables that a key is set by, after those that it needs.
-fn setting(leaf: &Leaf, files: &Files) -> (Vec<(String, String)>, Vec<(String, String)>) {
+fn setting(leaf: &Leaf, files: &Files) -> (Variables, Variables) {
     let path = leaf.path.join(".");
     let mut before: Vec<_> = beside(&path)
         .iter()
@@ -355,6 +358,9 @@ fn no_malformed_secret_is_shown() {
             for (name, value) in [
                 (name.clone(), malformed.to_owned()),
                 (format!("{name}_FILE"), files.holding(malformed)),
+                // The secret where a file is meant.
+                (format!("{name}_FILE"), malformed.to_owned()),
+                (format!("{name}_FILE"), leaf.value.clone()),
             ] {
                 let mut variables = variables.clone();
                 variables.push((name.clone(), value));

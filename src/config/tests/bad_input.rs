@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use super::*;
+use super::super::*;
 
 const GOOD: &str = "[broker.main]\nurl = \"amqp://mq/\"\n[subscription.orders]\n\
                     callback = \"http://h/\"\nsource = { queue = \"q\" }\n";
