@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use inboxd_contract::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, InboxKey, InboxStore, Look,
-    Notes, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits, SweepPolicy,
-    SweepReport, Token,
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, Explanation, InboxKey,
+    InboxStore, Look, Notes, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits,
+    StoreStats, SweepPolicy, SweepReport, Token,
 };
 use inboxd_memory::{FaultPoint, MemoryDatabase, MemoryStore, StoreCall, StoreFault, StoreFaults};
 
@@ -177,6 +177,14 @@ impl InboxStore for SimStore {
 
     async fn parked(&self, key: &InboxKey) -> Result<Vec<ParkedCopy>, StoreError> {
         self.through("parked", self.inner.parked(key)).await
+    }
+
+    async fn explain(&self, key: &InboxKey) -> Result<Explanation, StoreError> {
+        self.through("explain", self.inner.explain(key)).await
+    }
+
+    async fn stats(&self) -> Result<StoreStats, StoreError> {
+        self.through("stats", self.inner.stats()).await
     }
 
     async fn sweep(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError> {

@@ -424,15 +424,10 @@ pub trait InboxStore: Notes + 'static {
     async fn parked(&self, key: &InboxKey) -> Result<Vec<ParkedCopy>, StoreError>;
 
     /// What is known of one message, for a person.
-    async fn explain(&self, key: &InboxKey) -> Result<Explanation, StoreError> {
-        let _ = key;
-        Err(StoreError::permanent("not yet"))
-    }
+    async fn explain(&self, key: &InboxKey) -> Result<Explanation, StoreError>;
 
     /// How much it holds.
-    async fn stats(&self) -> Result<StoreStats, StoreError> {
-        Err(StoreError::permanent("not yet"))
-    }
+    async fn stats(&self) -> Result<StoreStats, StoreError>;
 
     /// Deletes what is older than the policy says, in small batches, on one instance at a time.
     async fn sweep(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError>;
