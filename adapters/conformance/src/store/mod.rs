@@ -18,6 +18,7 @@ mod context;
 mod dead;
 mod harness;
 mod identity;
+mod known;
 mod locks;
 mod migrations;
 mod notes;
@@ -147,6 +148,11 @@ const CASES: &[Case] = &[
     case!(sweep::idle_claims_are_deleted),
     case!(sweep::small_batches_delete_everything_old),
     case!(sweep::one_instance_at_a_time, if |traits| traits.sweep_lock),
+    case!(known::unknown_message_is_explained_by_nothing),
+    case!(known::claim_is_explained_with_its_owner),
+    case!(known::processed_message_is_explained_with_its_age),
+    case!(known::dead_letter_is_explained_whole),
+    case!(known::rows_and_ages_are_counted),
     case!(notes::note_is_stored_once),
     case!(notes::note_is_replaced),
     case!(notes::keys_compare_by_bytes),
