@@ -239,11 +239,10 @@ impl ConsumerContext for Context {
             partitions = ?names(list),
             "rebalance"
         );
+        let mut begun = true;
         if assign {
-            if !self.assigned(consumer, list) {
-                *list = TopicPartitionList::new();
-                self.shared.lock().rejoin = true;
-            }
+            begun = self.assigned(consumer, list);
+            self.shared.lock().rejoin |= !begun;
         } else {
             self.revoked(consumer, list);
             // librdkafka keeps a pause over the end of an assignment: the next one, which knows
@@ -252,6 +251,9 @@ impl ConsumerContext for Context {
                 tracing::warn!(%error, "revoked partitions cannot be resumed");
             }
         }
+        // The list belongs to librdkafka and must not be replaced.
+        let nothing = TopicPartitionList::new();
+        let list = if begun { &*list } else { &nothing };
         let done = match (assign, incremental) {
             (true, true) => consumer.incremental_assign(list),
             (true, false) => consumer.assign(list),
