@@ -27,6 +27,8 @@ impl Layer<'_> {
         for (name, node) in table {
             let full = join(path, name);
             match group.find(name) {
+                // Finding the nearest key is not free, and there may be many.
+                None if self.problems.is_full() => self.problems.count_one_more(),
                 None => self.problem(&node.place, &full, unknown(group, path, name)),
                 Some(key) if key.name == name => self.value(node, &key.kind, &full),
                 Some(key) => self.twin(table, node, key, &full),
@@ -95,7 +97,7 @@ impl Layer<'_> {
             );
             self.problem(place, full, fault);
         }
-        for (at, (name, node)) in tables.iter().enumerate() {
+        for (at, (name, node)) in tables.iter().take(most).enumerate() {
             let full = join(full, name);
             if let Err(fault) = names::table_name(name) {
                 self.problem(&node.place, &full, fault);
@@ -124,7 +126,7 @@ impl Layer<'_> {
         }
         let secret = matches!(value, Kind::Secret(_));
         let mut seen: Vec<&str> = Vec::new();
-        for (key, node) in table {
+        for (key, node) in table.iter().take(*most) {
             let full = join(full, key);
             let plain = if secret { key.strip_suffix("_file").unwrap_or(key) } else { key };
             if let Err(fault) = (names.check)(plain) {
@@ -165,7 +167,7 @@ impl Layer<'_> {
             _ => Vec::new(),
         };
         let count = items.len();
-        let gathered = gather(items);
+        let mut gathered = gather(items);
         if gathered.len() > most {
             let fault = Fault::new(
                 format!("it has {} entries, the most is {most}", gathered.len()),
@@ -174,6 +176,7 @@ impl Layer<'_> {
             self.problem(&node.place, full, fault);
         }
         let each_has_its_own = places.len() == count && gathered.len() == count;
+        gathered.truncate(most);
         for (at, item) in gathered.iter().enumerate() {
             if let Err(Fault { what, remedy }) = check(item) {
                 let place = if each_has_its_own { places[at] } else { &node.place };
@@ -219,6 +222,7 @@ pub(super) fn both(key: &str, twin: &str) -> Fault {
 fn unknown(group: &'static Group, path: &str, name: &str) -> Fault {
     let nearest = group
         .names()
+        .filter(|known| known.len().abs_diff(name.len()) <= 1 + known.len() / 4)
         .map(|known| (strsim::damerau_levenshtein(&name.to_ascii_lowercase(), &known), known))
         .min()
         .filter(|(distance, known)| *distance <= 1 + known.len() / 4);

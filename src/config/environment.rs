@@ -12,6 +12,8 @@ use super::tree::{Node, Table, Value, get, set};
 
 const PREFIX: &str = "INBOXD__";
 const SEPARATOR: &str = "__";
+/// Parts of a variable's name; the longest key has six.
+const DEPTH_MAX: usize = 16;
 
 /// Reads the variables that begin with `INBOXD__` (and `RUST_LOG`, as `log.level`).
 ///
@@ -121,6 +123,12 @@ fn resolve(path: &str, base: &Table) -> Result<Vec<String>, Fault> {
     let mut table = Some(base);
     let mut resolved: Vec<String> = Vec::new();
     for segment in path.split(SEPARATOR) {
+        if resolved.len() == DEPTH_MAX {
+            return Err(Fault::new(
+                format!("the name has more than {DEPTH_MAX} parts, which no key has"),
+                "unset it",
+            ));
+        }
         if segment.is_empty() {
             return Err(Fault::new(
                 "the name has an empty part",

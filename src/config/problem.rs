@@ -1,6 +1,6 @@
 //! What is wrong with a configuration: all of it at once, each with its place and remedy.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::sync::Arc;
 
@@ -61,6 +61,7 @@ pub struct Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.key.as_str() {
+            "" if self.place == Place::Unset => return write!(f, "{}; {}", self.what, self.remedy),
             "" => write!(f, "{}", self.place)?,
             key => write!(f, "{key} ({})", self.place)?,
         }
@@ -120,40 +121,67 @@ pub(super) fn quote(text: &str) -> String {
 /// Characters of a text from outside that are shown.
 const QUOTED_MAX: usize = 80;
 
+/// Problems that are told one by one.
+const PROBLEMS_MAX: usize = 200;
+
 /// Collects problems while the configuration is read.
 #[derive(Default)]
-pub(super) struct Problems(RefCell<Vec<Problem>>);
+pub(super) struct Problems {
+    told: RefCell<Vec<Problem>>,
+    /// Those beyond [`PROBLEMS_MAX`].
+    more: Cell<usize>,
+}
 
 impl Problems {
     pub(super) fn add(&self, place: Place, key: impl Into<String>, fault: Fault) {
+        if self.is_full() {
+            return self.count_one_more();
+        }
+        let mut problems = self.told.borrow_mut();
         let problem = Problem { place, key: key.into(), what: fault.what, remedy: fault.remedy };
-        let mut problems = self.0.borrow_mut();
         if !problems.contains(&problem) {
             problems.push(problem);
         }
     }
 
+    /// Whether no further one is told.
+    pub(super) fn is_full(&self) -> bool {
+        self.told.borrow().len() >= PROBLEMS_MAX
+    }
+
+    pub(super) fn count_one_more(&self) {
+        self.more.set(self.more.get() + 1);
+    }
+
     /// What a value was found to be when it was read: told unless something of its key is.
     pub(super) fn add_unless_told(&self, place: Place, key: impl Into<String>, fault: Fault) {
         let key = key.into();
-        if !self.0.borrow().iter().any(|problem| problem.key == key) {
+        if !self.told.borrow().iter().any(|problem| problem.key == key) {
             self.add(place, key, fault);
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.borrow().is_empty()
+        self.told.borrow().is_empty()
     }
 
     /// Whether something is wrong with what this flag, or the variable for it, gave.
     pub(super) fn has_flag(&self, names: &[&str]) -> bool {
         let named = |place: &Place| matches!(place, Place::Flag(name) if names.contains(name));
-        self.0.borrow().iter().any(|problem| named(&problem.place))
+        self.told.borrow().iter().any(|problem| named(&problem.place))
     }
 
     pub(super) fn into_result<T>(self, value: Option<T>) -> Result<T, ConfigError> {
-        let mut problems = self.0.into_inner();
+        let mut problems = self.told.into_inner();
         problems.sort_by(|one, other| one.place.order().cmp(&other.place.order()));
+        if self.more.get() > 0 {
+            problems.push(Problem {
+                place: Place::Unset,
+                key: String::new(),
+                what: format!("there are about {} more", self.more.get()),
+                remedy: "correct these first".to_owned(),
+            });
+        }
         match value {
             Some(value) if problems.is_empty() => Ok(value),
             _ => Err(ConfigError(problems)),

@@ -295,3 +295,29 @@ fn keys_of_the_other_broker_are_named_as_such() {
         ],
     );
 }
+
+#[test]
+fn problems_without_end_are_cut_and_take_no_time() {
+    let begun = std::time::Instant::now();
+    let many = |line: &dyn Fn(usize) -> String| (0..20_000).map(line).collect::<String>();
+    for (name, text) in [
+        ("keys.toml", many(&|at| format!("k{at} = 1\n"))),
+        ("keys.yaml", many(&|at| format!("k{at}: 1\n"))),
+        ("subscriptions.toml", many(&|at| format!("[subscription.s{at}]\n"))),
+        ("brokers.toml", many(&|at| format!("[broker.s{at}]\n"))),
+        (
+            "headers.toml",
+            format!("[subscription.s.headers.set]\n{}", many(&|at| format!("k{at} = 1\n"))),
+        ),
+        ("list.toml", format!("shared_consumer_ids = [{}]\n", "\" \",".repeat(50_000))),
+        ("dots.toml", format!("a{} = 1\n", ".a".repeat(100_000))),
+        ("head.toml", format!("[a{}]\n", ".a".repeat(100_000))),
+    ] {
+        let error = load_text(name, text).unwrap_err();
+        assert!(error.0.len() <= 201, "{name}: {}", error.0.len());
+    }
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+    let deep = format!("INBOXD__A{}", "__A".repeat(40_000));
+    let error = load_with(&[(&deep, "1")]).unwrap_err();
+    assert!(told(&error)[0].contains("more than 16 parts"));
+}
