@@ -15,6 +15,7 @@ mod http;
 mod http_answers;
 mod http_routes;
 mod http_signing;
+mod http_tls;
 mod identity;
 mod kafka;
 mod lifecycle;
