@@ -355,6 +355,12 @@ impl Families {
             drop(self.store_members.get_or_create(&labels));
             drop(self.store_failures.get_or_create(&labels));
         }
+        for (signal, result) in
+            [("traces", "sent"), ("traces", "failed"), ("metrics", "sent"), ("metrics", "failed")]
+        {
+            let labels = [("signal", signal.to_owned()), ("result", result.to_owned())];
+            drop(self.exports.get_or_create(&labels));
+        }
         for result in ["ran", "skipped", "failed"] {
             drop(self.sweeps.get_or_create(&[("result", result.to_owned())]));
         }

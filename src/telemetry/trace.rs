@@ -393,3 +393,88 @@ fn bounded(value: &[u8]) -> String {
 fn size(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use inboxd_contract::{ConsumerId, Header, MessageId};
+
+    use super::*;
+    use crate::telemetry::Metrics;
+
+    const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    fn described() -> Described {
+        Described {
+            subscription: "orders".into(),
+            group: None,
+            url: Url::parse("http://127.0.0.1:8080/orders?token=geheim").unwrap(),
+            socket: None,
+        }
+    }
+
+    fn envelope(number: usize) -> Envelope {
+        let mut envelope = Envelope::new(
+            Origin::RabbitMq {
+                queue: "orders".into(),
+                exchange: format!("exchange-{number}").into(),
+                routing_key: format!("key-{number}").into(),
+                redelivered: false,
+                delivery_count: None,
+            },
+            None,
+        );
+        envelope.message_type = Some(format!("type-{number}").into());
+        envelope.headers.push(Header::new(format!("name-{number}"), "value"));
+        envelope
+    }
+
+    fn key(number: usize) -> InboxKey {
+        InboxKey {
+            consumer_id: ConsumerId::new("billing").unwrap(),
+            message_id: MessageId::generated(&number.to_string()),
+        }
+    }
+
+    #[test]
+    fn ten_thousand_routing_keys_are_one_series() {
+        let metrics = Metrics::new();
+        let conventions = Some(metrics.families().clone());
+        let tracer = SubscriptionTracer::new(None, conventions, described());
+        let series =
+            || metrics.encode().lines().count() + metrics.encode_conventions().lines().count();
+        tracer.delivery(&envelope(0), &key(0)).end(Outcome::Processed);
+        let before = series();
+        for number in 1..10_000 {
+            tracer.delivery(&envelope(number), &key(number)).end(Outcome::Processed);
+        }
+        assert_eq!(series(), before);
+        let text = metrics.encode_conventions();
+        assert!(text.contains("messaging.destination.name=\"orders\"") && text.contains(" 10000"));
+    }
+
+    #[test]
+    fn without_traces_there_are_no_attempts_and_no_ids_but_the_message_s() {
+        let metrics = Metrics::new();
+        let conventions = Some(metrics.families().clone());
+        let tracer = SubscriptionTracer::new(None, conventions, described());
+        let mut envelope = envelope(0);
+        let delivery = tracer.delivery(&envelope, &key(0));
+        assert!(delivery.attempt(1, None).is_none());
+        assert_eq!(delivery.ids(), None);
+        assert_eq!(TraceIds::of_message(&envelope), TraceIds::default());
+        envelope.traceparent = Some(PARENT.into());
+        let ids = TraceIds::of_message(&envelope);
+        assert_eq!(ids.trace_id.as_deref(), Some("4bf92f3577b34da6a3ce929d0e0e4736"));
+        assert_eq!(ids.span_id.as_deref(), Some("00f067aa0ba902b7"));
+    }
+
+    #[test]
+    fn what_publishers_choose_is_cut_and_an_abandoned_delivery_counts_as_released() {
+        assert_eq!(bounded(&[b'x'; 10_240]).len(), VALUE_BYTES_MAX + '…'.len_utf8());
+        let metrics = Metrics::new();
+        let conventions = Some(metrics.families().clone());
+        let tracer = SubscriptionTracer::new(None, conventions, described());
+        drop(tracer.delivery(&envelope(0), &key(0)));
+        assert!(metrics.encode_conventions().contains("error.type=\"released\""));
+    }
+}

@@ -8,7 +8,7 @@ use inboxd_conformance::{ensure, eventually};
 use tokio::net::TcpListener;
 use tokio::process::Command;
 
-use super::SOON;
+use super::{Collector, SOON, table};
 use crate::support::{
     Broker, BrokerKind, Database, DatabaseKind, Message, PATIENCE, Sidecar, config,
 };
@@ -76,4 +76,20 @@ async fn a_collector_that_refuses_connections_delays_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_whose_name_does_not_resolve_delays_nothing() {
     delivers_and_stops("http://collector.invalid:4318").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_left_at_the_end_reaches_a_collector_that_answers() {
+    let (collector, app) = (Collector::start().await, App::start().await);
+    let broker = Broker::new(BrokerKind::RabbitClassic).await;
+    let database = Database::new(DatabaseKind::Sqlite);
+    let config = config(&broker, &database, &broker.name, &app.url("/"), "", &table(&collector));
+    // No batch leaves before the end.
+    let mut sidecar = Sidecar::start_with(&config, &[("OTEL_BSP_SCHEDULE_DELAY", "600000")]);
+    broker.publish((0..20).map(|number| Message::id(format!("m-{number}")))).await;
+    eventually(PATIENCE, async || ensure(sidecar.outcomes("processed").await == 20, sidecar.log()))
+        .await;
+    assert!(collector.spans().is_empty());
+    assert_eq!(sidecar.stop().await.code(), Some(0));
+    assert_eq!(collector.spans().len(), 40, "{}", sidecar.log());
 }

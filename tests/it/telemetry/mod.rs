@@ -6,6 +6,7 @@ mod dead_collector;
 mod figures;
 mod log;
 mod propagation;
+mod reference;
 
 pub use collector::{Collector, attribute};
 
