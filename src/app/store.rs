@@ -76,16 +76,56 @@ pub(super) async fn open_to_read(
 
 /// Looks at a database, of which nothing is changed.
 pub(super) async fn inspect(config: &DatabaseConfig, lease: Duration) -> Vec<Finding> {
+    if let DatabaseUrl::Sqlite(path) = &config.url
+        && !path.exists()
+    {
+        return vec![no_file_yet(path)];
+    }
     let store = match open_to_read(config, lease).await {
         Ok(store) => store,
         Err(error) => return vec![unusable(&error)],
     };
-    let found = match store.note(INBOX_ID).await {
-        Ok(_) => Finding::info("database", store.describe()),
-        Err(error) => unusable(&AppError::Store(error)),
-    };
+    let mut findings = Vec::new();
+    // PostgreSQL is first connected to here; its ping reads, and knows a standby.
+    if matches!(config.url, DatabaseUrl::Postgres(_))
+        && let Err(error) = store.ping().await
+    {
+        findings.push(unusable(&AppError::Store(error)));
+    } else {
+        findings.push(tables(&*store).await);
+    }
     store.close().await;
-    vec![found]
+    findings
+}
+
+/// Whether the inbox's tables can be read; that one can log in is known.
+async fn tables(store: &dyn InboxStore) -> Finding {
+    match store.note(INBOX_ID).await {
+        Ok(Some(id)) => Finding::info("database", format!("{}; inbox {id}", store.describe())),
+        Ok(None) => Finding::info("database", format!("{}; not used yet", store.describe())),
+        Err(error) if error.is_transient() => unusable(&AppError::Store(error)),
+        Err(error) => Finding::warning(
+            "database",
+            format!("{}; its tables cannot be read: {}", store.describe(), chain(&error)),
+            "where they are not there yet, the first start or `inboxd migrate` makes them; else \
+             see to the user's rights, `schema` and `table_prefix`",
+        ),
+    }
+}
+
+/// A file that is not there is made at the start, its directory is not.
+fn no_file_yet(path: &std::path::Path) -> Finding {
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    let directory = directory.unwrap_or(std::path::Path::new("."));
+    let shown = path.display();
+    if directory.is_dir() {
+        return Finding::info("database", format!("{shown} is not there yet; the start makes it"));
+    }
+    Finding::problem(
+        "database",
+        format!("{shown} cannot be made: there is no directory {}", directory.display()),
+        "make the directory first, and let inboxd write to it",
+    )
 }
 
 /// What a store is opened for.

@@ -19,6 +19,8 @@ impl HttpForwarder {
     pub async fn inspect(&self) -> Vec<Finding> {
         let subject = format!("callback {}", self.callback());
         if let Err(reason) = self.probe().await {
+            let place = format!("{}: ", self.callback());
+            let reason = reason.strip_prefix(&place).unwrap_or(&reason);
             let remedy = "start the application, or correct `callback`; while it is away, nothing \
                           is consumed and nothing is lost";
             return vec![Finding::problem(subject, reason, remedy)];
