@@ -5,6 +5,7 @@
 //! (`EX_CONFIG`), 69 for a dependency that cannot be used (`EX_UNAVAILABLE`), 1 otherwise, 2 for a
 //! command line that cannot be read.
 
+mod arguments;
 mod check;
 mod client;
 mod drain;
@@ -121,7 +122,11 @@ pub fn grammar() -> clap::Command {
 
 /// Runs the command that the process was started with.
 pub fn main() -> ExitCode {
-    match Cli::parse().command {
+    let cli = match arguments::read() {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
+    match cli.command {
         Command::Run(arguments) => start(run_inputs(arguments), app::run),
         Command::Migrate(arguments) => start(migrate_inputs(arguments), app::migrate),
         Command::Check(arguments) => check::run(arguments),
