@@ -164,9 +164,17 @@ fn partitions_take_turns() {
 fn nothing_is_handed_out_before_its_scope_and_mark_are_stored() {
     let mut bench = Bench::new();
     let epoch = bench.partitions.assign("t", 0, Scope::Wanted);
-    bench.receive_all(0, 0..3);
+    for offset in 0..3 {
+        assert_eq!(bench.receive(0, offset), Kept::Held);
+    }
     assert!(bench.take(10).is_empty());
+    // It is paused, and fills nothing that others need.
+    assert_eq!(bench.partitions.to_pause(false), (vec![epoch], vec![]));
+    bench.partitions.set_paused(&[epoch], true);
+    assert_eq!(bench.partitions.waiting, 0);
     bench.partitions.set_scope(epoch, "c/e".into(), Some(2));
+    assert_eq!(bench.partitions.waiting, 3);
+    assert_eq!(bench.partitions.to_pause(false), (vec![], vec![epoch]));
     let taken = bench.take(10);
     assert_eq!(offsets(&taken), [0, 1]);
     let Origin::Kafka { position_scope, .. } = &taken[0].record.envelope.origin else {
@@ -176,6 +184,7 @@ fn nothing_is_handed_out_before_its_scope_and_mark_are_stored() {
     assert_eq!(bench.partitions.unmarked(), [(epoch, "c/e".into(), 0, 3)]);
     bench.partitions.set_mark(epoch, 3);
     assert_eq!(offsets(&bench.take(10)), [2]);
+    assert_eq!((bench.partitions.waiting, bench.partitions.waiting_bytes), (0, 0));
 }
 
 #[test]
