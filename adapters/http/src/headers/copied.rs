@@ -110,6 +110,22 @@ pub(super) fn put_cloud_event(headers: &mut HeaderMap, budget: &mut Budget, enve
     }
 }
 
+/// The media type that the publisher of a CloudEvent in binary mode gave as an attribute, although
+/// the bindings keep it in the content type alone.
+pub(super) fn datacontenttype(envelope: &Envelope) -> Option<&[u8]> {
+    let attributes = cloud_event_attributes(envelope);
+    let has = |wanted: &&str| attributes.iter().any(|(name, ..)| name == *wanted);
+    let is_event = CLOUD_EVENT_REQUIRED.iter().all(has);
+    let given = attributes.iter().find(|(name, ..)| name == "datacontenttype");
+    given.filter(|_| is_event).map(|(_, _, value)| *value)
+}
+
+/// Values are text, and a receiver has to reject what is not. Blank ones are missing, as they are
+/// for the message's identity.
+fn is_attribute_value(value: &[u8]) -> bool {
+    !value.iter().all(u8::is_ascii_whitespace) && std::str::from_utf8(value).is_ok()
+}
+
 /// Attribute, header and value; the first of each name, and no more than there is room for.
 fn cloud_event_attributes(envelope: &Envelope) -> Vec<(String, &Header, &[u8])> {
     let mut attributes: Vec<(String, &Header, &[u8])> = Vec::new();
@@ -121,7 +137,7 @@ fn cloud_event_attributes(envelope: &Envelope) -> Vec<(String, &Header, &[u8])> 
         else {
             continue;
         };
-        let fits = value.len() <= super::HEADERS_BYTES_MAX;
+        let fits = value.len() <= super::HEADERS_BYTES_MAX && is_attribute_value(value);
         if fits && attributes.iter().all(|(name, ..)| *name != attribute) {
             attributes.push((attribute, header, value));
         }

@@ -81,6 +81,7 @@ fn origin(origin: &Origin) -> String {
 /// Content type and encoding as published where HTTP can carry them, else under the prefix.
 fn put_content(headers: &mut HeaderMap, budget: &mut Budget, envelope: &Envelope) {
     let content_type = envelope.content_type.as_deref().filter(|value| !value.is_empty());
+    let content_type = content_type.or_else(|| copied::datacontenttype(envelope));
     let fitting = content_type.and_then(verbatim);
     if let (Some(unfit), None) = (content_type, &fitting) {
         put_unfit(headers, budget, envelope, "content-type", unfit);
