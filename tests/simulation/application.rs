@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use inboxd_contract::{ForwardRequest, Forwarder, RetryReason, Verdict};
+use inboxd_contract::{ForwardRequest, Forwarder, InboxKey, RetryReason, Verdict};
+use inboxd_memory::MemoryDatabase;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
@@ -28,6 +29,8 @@ pub struct Application {
     pub profile: ApplicationProfile,
     pub oracle: Oracle,
     pub calm: Arc<AtomicBool>,
+    pub database: Arc<MemoryDatabase>,
+    pub lease: Duration,
     /// Connections are refused.
     pub away: AtomicBool,
 }
@@ -78,6 +81,19 @@ impl Application {
             }
         }
         Some(reply)
+    }
+}
+
+impl Application {
+    /// Somebody else's transaction holds the claim while its result is to be recorded.
+    async fn lock_claim(&self, key: &InboxKey) {
+        if self.calm.load(SeqCst) || !self.chance.hits(self.profile.locked) {
+            return;
+        }
+        self.oracle.stats(|stats| stats.locks += 1);
+        let lock = self.database.lock_claim(key);
+        sleep(self.lease + self.chance.up_to(self.lease)).await;
+        lock.rollback();
     }
 }
 
@@ -146,9 +162,11 @@ impl SimForwarder {
             return std::future::pending().await;
         };
         let (answer, heard) = oneshot::channel();
-        let oracle = application.oracle.clone();
+        let (oracle, key) = (application.oracle.clone(), request.key.clone());
+        let locks = application.clone();
         tokio::spawn(async move {
             sleep(reply.after).await;
+            tokio::spawn(async move { locks.lock_claim(&key).await });
             oracle.decided(post, &reply.verdict, reply.heard);
             if reply.heard {
                 let _ = answer.send(reply.verdict);

@@ -102,6 +102,8 @@ pub struct ApplicationProfile {
     pub hangs: u32,
     pub panics: u32,
     pub very_slow: u32,
+    /// Not an answer: just then somebody locks the message's claim for longer than a lease.
+    pub locked: u32,
     pub slow_max: Duration,
 }
 
@@ -159,12 +161,27 @@ impl Plan {
             store,
             chaos,
         };
-        if draw.chance(15) {
-            plan.contend(&mut draw);
-        } else if draw.chance(12) {
-            plan.stand_still(&mut draw);
+        match draw.0.random_range(0..100) {
+            0..20 => plan.contend(&mut draw),
+            20..30 => plan.stand_still(&mut draw),
+            30..40 => plan.claim_slowly(&mut draw),
+            _ => {}
         }
         plan
+    }
+
+    /// Claims whose answers are late, and that wait for their turn at the application.
+    fn claim_slowly(&mut self, draw: &mut Draw) {
+        self.instances = self.instances.max(2);
+        self.settings.lease = 2 * SECOND;
+        self.settings.callback_timeout = 30 * SECOND;
+        self.settings.in_flight_max = self.settings.in_flight_max.max(4);
+        self.settings.in_flight_bytes_max = 1 << 20;
+        self.broker.prefetch = self.broker.prefetch.map(|prefetch| prefetch.max(4));
+        self.settings.concurrency = *draw.one_of(&[1, 1, 2]);
+        self.application.slow_max = self.settings.lease.mul_f32(0.6);
+        self.store.slow = 350;
+        self.store.before_commit = 200;
     }
 
     /// Processes stand still at any step for longer than a lease, while others go on.
@@ -172,13 +189,6 @@ impl Plan {
         self.instances = self.instances.max(2);
         self.settings.lease = *draw.one_of(&[2 * SECOND, 5 * SECOND]);
         self.settings.in_flight_max = self.settings.in_flight_max.max(4);
-        if draw.chance(50) {
-            // Claims wait for their turn at the application.
-            let slow = self.settings.lease.mul_f32(0.6);
-            self.settings.concurrency = 1;
-            self.application.slow_max = slow.min(self.settings.callback_timeout.mul_f32(0.8));
-            self.store.slow = 200;
-        }
         for first in &self.publications {
             if draw.chance(50) {
                 continue;
@@ -197,10 +207,18 @@ impl Plan {
     /// from each other all the time.
     fn contend(&mut self, draw: &mut Draw) {
         self.instances = self.instances.max(draw.0.random_range(2..=3));
+        if draw.chance(70) {
+            // Where what one gives back goes to another at once.
+            self.settings.ordering = Ordering::None;
+            self.broker = MemoryBrokerOptions::queue("s");
+            self.publications.iter_mut().for_each(|publication| publication.stream = 0);
+            self.disturbances.retain(|(_, what)| !matches!(what, Disturbance::Revoke { .. }));
+        }
         self.settings.lease = 2 * SECOND;
         self.settings.hold_max = SECOND;
         self.settings.in_flight_max = self.settings.in_flight_max.max(4);
-        self.application.server_error = 200;
+        self.application.server_error = 350;
+        self.application.locked = 250;
         self.application.slow_max = SECOND.min(self.settings.callback_timeout.mul_f32(0.8));
         let mut twins = Vec::new();
         for first in &self.publications {
@@ -442,6 +460,7 @@ impl Draw {
             hangs: self.rate(15, 60),
             panics: self.rate(10, 60),
             very_slow: self.rate(25, 150),
+            locked: 0,
             slow_max,
         }
     }

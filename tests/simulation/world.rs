@@ -128,6 +128,8 @@ impl World {
             profile: plan.application.clone(),
             oracle: oracle.clone(),
             calm: calm.clone(),
+            database: database.clone(),
+            lease: plan.settings.lease,
             away: AtomicBool::new(false),
         });
         Self {
