@@ -93,3 +93,40 @@ async fn everything_that_is_named_is_tried_and_nothing_is_touched() {
         .collect();
     assert_eq!(with_problems, ["subscription absent"], "{document}");
 }
+
+/// A database that is not used yet is no problem, one that cannot be logged in to is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fresh_database_is_fine_and_a_wrong_login_is_not() {
+    let app = App::start().await;
+    let queue = Broker::new(BrokerKind::RabbitClassic).await;
+    for kind in DatabaseKind::ALL {
+        let database = Database::new(kind);
+        let fresh = config(&queue, &database, &queue.name, &app.url("/"), "", "");
+        let told = check(&fresh, &["--connect"]).await;
+        assert_eq!(told.code, Some(0), "{kind:?}: {told:?}");
+        let words = match kind {
+            DatabaseKind::Sqlite => "the start makes it",
+            _ => "`inboxd migrate` makes them",
+        };
+        assert!(told.out.contains(words), "{kind:?}: {told:?}");
+    }
+    for scheme in ["postgres", "mysql"] {
+        let away = format!(
+            "[database]\nurl = \"{scheme}://inbox:geheim@127.0.0.1:1/inbox\"\n{}\n{}",
+            queue.config(),
+            subscription("orders", &queue, &queue.name, &app.url("/"), ""),
+        );
+        let told = check(&away, &["--connect"]).await;
+        assert_eq!(told.code, Some(69), "{told:?}");
+        assert!(told.out.contains("problem  database"), "{told:?}");
+        assert!(!told.out.contains("geheim"), "{told:?}");
+    }
+    let nowhere = format!(
+        "[database]\nurl = \"sqlite:/nowhere/at/all/inbox.db\"\n{}\n{}",
+        queue.config(),
+        subscription("orders", &queue, &queue.name, &app.url("/"), ""),
+    );
+    let told = check(&nowhere, &["--connect"]).await;
+    assert_eq!(told.code, Some(69), "{told:?}");
+    assert!(told.out.contains("there is no directory /nowhere/at/all"), "{told:?}");
+}
