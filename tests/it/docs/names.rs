@@ -118,7 +118,14 @@ fn subcommand(command: &str) -> Result<(), String> {
 fn metric(repository: &Repository, word: &str) -> Result<(), String> {
     let telemetry = repository.sources_below("src/telemetry");
     let name = word.split('{').next().unwrap_or(word);
-    let mut name = name.trim_start_matches("inboxd_").trim_end_matches('*').trim_end_matches('_');
+    if let Some(start) = name.strip_suffix('*') {
+        let start = start.trim_start_matches("inboxd_");
+        return match telemetry.contains(&format!("\"{start}")) {
+            true => Ok(()),
+            false => Err(format!("no metric begins with {start}")),
+        };
+    }
+    let mut name = name.trim_start_matches("inboxd_");
     loop {
         if telemetry.contains(&format!("\"{name}\"")) {
             return Ok(());
