@@ -6,6 +6,7 @@ mod conformance;
 mod contract;
 mod connection;
 mod goaway;
+mod hostile;
 mod inspect;
 mod limits;
 mod proxy;
