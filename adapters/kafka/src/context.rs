@@ -281,11 +281,13 @@ impl ClientContext for Context {
             return;
         }
         match level {
-            RDKafkaLogLevel::Emerg
-            | RDKafkaLogLevel::Alert
-            | RDKafkaLogLevel::Critical
-            | RDKafkaLogLevel::Error => tracing::error!(target: "librdkafka", facility, "{line}"),
-            RDKafkaLogLevel::Warning => tracing::warn!(target: "librdkafka", facility, "{line}"),
+            RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical => {
+                tracing::error!(target: "librdkafka", facility, "{line}");
+            }
+            // Mostly a connection, which librdkafka mends: nobody has to act on the line.
+            RDKafkaLogLevel::Error | RDKafkaLogLevel::Warning => {
+                tracing::warn!(target: "librdkafka", facility, "{line}");
+            }
             RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => {
                 tracing::info!(target: "librdkafka", facility, "{line}");
             }
