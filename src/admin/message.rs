@@ -88,7 +88,7 @@ pub struct ConsumerReport {
     pub claim: Option<Claim>,
     /// Its dead letters, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub copies: Vec<Copy>,
+    pub copies: Vec<DeadCopy>,
     /// Its deliveries under way in the process that answers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub in_flight: Vec<InFlight>,
@@ -134,7 +134,7 @@ pub struct Claim {
 
 /// A dead letter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Copy {
+pub struct DeadCopy {
     /// Why: `refused`, `id_conflict`, `unidentified`, `unrouted`, `body_too_large`.
     pub reason: String,
     /// How long ago it was written, by the database's clock.
@@ -259,7 +259,7 @@ impl ConsumerReport {
             words: Vec::new(),
             processed: explanation.message.as_ref().map(|row| Processed::new(answering, row)),
             claim: claim.map(|claim| Claim::new(answering, claim)),
-            copies: explanation.copies.iter().map(|copy| Copy::new(answering, copy)).collect(),
+            copies: explanation.copies.iter().map(|copy| DeadCopy::new(answering, copy)).collect(),
             in_flight: flights
                 .iter()
                 .map(|(subscription, flight)| InFlight::new(subscription, flight, claim))
@@ -307,7 +307,7 @@ impl Claim {
     }
 }
 
-impl Copy {
+impl DeadCopy {
     fn new(answering: &Answering<'_>, row: &ExplainedCopy) -> Self {
         let copy = &row.copy;
         let reason: &str = copy.reason.into();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use inboxd_contract::ExplainedClaim;
 
-use super::message::{Claim, ConsumerReport, Copy, InFlight, Processed, State};
+use super::message::{Claim, ConsumerReport, DeadCopy, InFlight, Processed, State};
 use crate::engine::{Flight, Stage};
 
 /// One sentence per fact, the most telling first.
@@ -118,7 +118,7 @@ fn claim(row: &Claim, flights: &[InFlight]) -> String {
     }
 }
 
-fn copy(row: &Copy, is_processed: bool) -> String {
+fn copy(row: &DeadCopy, is_processed: bool) -> String {
     let why = match row.reason.as_str() {
         "refused" => "the application refused it",
         "id_conflict" => "another message has the same id and other content",
