@@ -16,14 +16,14 @@ use crate::look::{fingerprint, read_parked, text};
 use crate::sql::query;
 
 impl MysqlStore {
-    /// Everything about one key. The claim is read first: what completes meanwhile is seen twice
-    /// rather than not at all.
+    /// Everything about one key. Claim, copies, row: the order in which they take each other's
+    /// place, so that what completes meanwhile is seen twice rather than not at all.
     pub(crate) async fn explain_one(&self, key: &InboxKey) -> Result<Explanation, StoreError> {
         let work = async {
             let mut transaction = self.main.begin().await?;
             let mut rows = Vec::new();
             let statements =
-                [self.sql.explain_claim(), self.sql.explain_message(), self.sql.parked()];
+                [self.sql.explain_claim(), self.sql.parked(), self.sql.explain_message()];
             for statement in statements {
                 let select = bind_keys(query(statement), std::iter::once(key));
                 match select.fetch_all(transaction.connection()).await {
@@ -35,7 +35,7 @@ impl MysqlStore {
         };
         let rows = self.main.in_time("explaining a message", work).await?;
         let failed = |error| store_error("explaining a message", error);
-        let [claims, messages, parked] = rows.as_slice() else {
+        let [claims, parked, messages] = rows.as_slice() else {
             return Err(StoreError::transient("explaining a message: too few answers"));
         };
         Ok(Explanation {

@@ -14,8 +14,8 @@ use crate::look::copy;
 use crate::session::Work;
 use crate::sql::Sql;
 
-/// Everything about one key. The claim is read first: what completes meanwhile is seen twice
-/// rather than not at all.
+/// Everything about one key. Claim, copies, row: the order in which they take each other's place,
+/// so that what completes meanwhile is seen twice rather than not at all.
 pub(crate) async fn explain(
     work: &mut Work,
     sql: &Sql,
@@ -25,10 +25,10 @@ pub(crate) async fn explain(
     let doing = "explaining a message";
     let claims = sqlx::query(sql.explain_claim()).bind(consumer).bind(id);
     let claims = work.rows(doing, claims).await?;
-    let messages = sqlx::query(sql.explain_message()).bind(consumer).bind(id);
-    let messages = work.rows(doing, messages).await?;
     let parked = sqlx::query(sql.parked()).bind(consumer).bind(id);
     let parked = work.rows(doing, parked).await?;
+    let messages = sqlx::query(sql.explain_message()).bind(consumer).bind(id);
+    let messages = work.rows(doing, messages).await?;
     let read = || {
         Ok(Explanation {
             message: messages.first().map(message).transpose()?,

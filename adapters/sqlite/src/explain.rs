@@ -14,8 +14,8 @@ use crate::error::store_error;
 use crate::look::{fingerprint, read_parked};
 
 impl SqliteStore {
-    /// Everything about one key. The claim is read first: what completes meanwhile is seen twice
-    /// rather than not at all.
+    /// Everything about one key. Claim, copies, row: the order in which they take each other's
+    /// place, so that what completes meanwhile is seen twice rather than not at all.
     pub(crate) async fn explain_one(&self, key: &InboxKey) -> Result<Explanation, StoreError> {
         let failed = |error| store_error("explaining a message", error);
         let mut connection = self.readers.acquire().await.map_err(failed)?;
@@ -25,9 +25,9 @@ impl SqliteStore {
         };
         let claim = of_key(&self.sql.explain_claim).fetch_optional(&mut *connection).await;
         let claim = claim.map_err(failed)?;
+        let parked = of_key(&self.sql.parked).fetch_all(&mut *connection).await.map_err(failed)?;
         let message = of_key(&self.sql.explain_message).fetch_optional(&mut *connection).await;
         let message = message.map_err(failed)?;
-        let parked = of_key(&self.sql.parked).fetch_all(&mut *connection).await.map_err(failed)?;
         Ok(Explanation {
             message: message.as_ref().map(read_message).transpose().map_err(failed)?,
             claim: claim.as_ref().map(read_claim).transpose().map_err(failed)?,

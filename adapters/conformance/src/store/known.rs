@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use inboxd_contract::{Explanation, InboxKey, Settled};
+use inboxd_contract::{Completion, Explanation, InboxKey, Settled};
 
 use super::context::{
     Context, complete, completion, dead_letter, key, letter, loose_letter, new_claim, release,
@@ -73,6 +73,32 @@ pub async fn dead_letter_is_explained_whole(context: &Context) {
     let told = explain(context, &claim.key).await.copies.remove(0);
     assert!(told.discarded && told.copy.envelope.body.is_none(), "its body is gone");
     assert!(told.parked_ago >= HOUR && told.parked_ago < HOUR + SLACK, "{:?}", told.parked_ago);
+}
+
+/// A row of one table takes the place of another's, and whoever asks meanwhile sees one of them.
+pub async fn message_on_its_way_is_never_unknown(context: &Context) {
+    for round in 0..20 {
+        let key = key(&format!("{round}"));
+        assert_eq!(dead_letter(&*context.a, &loose_letter(&key)).await, Settled::Done);
+        let claim = new_claim(&key);
+        let processed = async {
+            assert!(context.claim_a(&claim).await.is_held());
+            let completion = Completion { supersedes_dead: true, ..completion(&claim) };
+            let settled = context.a.complete(&[completion]).await.remove(0);
+            assert_eq!(settled.expect("completed"), Settled::Done);
+        };
+        let asked = async {
+            let mut known = explain(context, &key).await;
+            while known.message.is_none() {
+                assert_ne!(known, Explanation::default(), "it was a dead letter");
+                tokio::task::yield_now().await;
+                known = explain(context, &key).await;
+            }
+        };
+        tokio::join!(processed, asked);
+        let known = explain(context, &key).await;
+        assert_eq!((known.claim, known.copies), (None, Vec::new()), "only its row is left");
+    }
 }
 
 /// Cases before this one have left rows, so that it counts what is added.
