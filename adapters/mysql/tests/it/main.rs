@@ -4,6 +4,7 @@ mod conflicts;
 mod harness;
 mod own;
 mod short;
+mod zones;
 
 use std::sync::Arc;
 

@@ -45,7 +45,7 @@ impl SqliteHarness {
     }
 
     /// Runs one statement with a key as its first two parameters.
-    async fn with_key(&self, sql: String, key: &InboxKey) -> u64 {
+    pub async fn with_key(&self, sql: String, key: &InboxKey) -> u64 {
         let mut connection = connect(&self.path()).await;
         let done = run_with_key(&mut connection, sql, key).await;
         connection.close().await.expect("closed");

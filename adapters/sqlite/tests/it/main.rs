@@ -4,6 +4,7 @@ mod contention;
 mod harness;
 mod lifecycle;
 mod statements;
+mod zones;
 
 use std::sync::Arc;
 
