@@ -16,6 +16,8 @@ postgres_bin() {
 
 postgres_missing_packages() {
   postgres_bin >/dev/null && command -v psql >/dev/null || printf 'postgresql\n'
+  # Tests put one of their own before the server. Debian keeps it off a user's path.
+  command -v pgbouncer >/dev/null || [[ -x /usr/sbin/pgbouncer ]] || printf 'pgbouncer\n'
 }
 
 postgres_port_count() { printf '1\n'; }

@@ -82,6 +82,13 @@ impl Error for Shared {
     }
 }
 
+/// The connection, the server or its resources are to blame, not the statement. A message that the
+/// protocol does not allow is the statement's: it was meant for another one.
+pub(crate) fn is_transient(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    classify(error).0 == ErrorClass::Transient && code.as_deref() != Some("08P01")
+}
+
 fn classify(error: &sqlx::Error) -> (ErrorClass, bool) {
     use ErrorClass::{Bug, Permanent, Transient};
     match error {

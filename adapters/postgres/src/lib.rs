@@ -23,6 +23,7 @@ mod error;
 mod explain;
 mod look;
 mod migrate;
+mod pooler;
 mod session;
 mod settle;
 mod sql;

@@ -22,6 +22,7 @@ use crate::error::Failure;
 use crate::explain::{explain, stats};
 use crate::look::{look, parked};
 use crate::migrate::migrate;
+use crate::pooler;
 use crate::session::{LockWait, Sessions};
 use crate::settle::{Completing, Releasing};
 use crate::sql::Sql;
@@ -83,9 +84,13 @@ impl PostgresStore {
     /// needs no rights where all is up to date.
     ///
     /// # Errors
-    /// Transient: the database is not there. Permanent: a right is missing, or the database has a
-    /// breaking migration that this binary does not know.
+    /// Transient: the database is not there. Permanent: a right is missing, the database has a
+    /// breaking migration that this binary does not know, or there is a pooler that needs
+    /// [`PostgresConfig::prepared_statements`] to be false.
     pub async fn migrate(&self) -> Result<(), StoreError> {
+        if self.config.prepared_statements {
+            pooler::check(&self.options, self.config.acquire_timeout).await?;
+        }
         migrate(&self.config, &self.migrate_options).await
     }
 

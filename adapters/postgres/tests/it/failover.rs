@@ -31,14 +31,14 @@ pub async fn claim(store: &PostgresStore, claim: &Claim) -> Result<ClaimAnswer, 
 }
 
 /// A database of its own, so that what happens to it concerns no other test.
-struct OwnDatabase {
+pub struct OwnDatabase {
     admin: PgConnection,
-    name: String,
-    url: String,
+    pub name: String,
+    pub url: String,
 }
 
 impl OwnDatabase {
-    async fn create() -> Self {
+    pub async fn create() -> Self {
         let shared = servers::postgres_url();
         let mut admin = PgConnection::connect(&shared).await.expect("connected");
         let name = format!("it_{}", Uuid::new_v4().simple());
@@ -48,7 +48,7 @@ impl OwnDatabase {
         Self { admin, url: format!("{server}/{name}"), name }
     }
 
-    async fn execute(&mut self, sql: String) {
+    pub async fn execute(&mut self, sql: String) {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut self.admin).await.expect("executed");
     }
 
@@ -57,7 +57,7 @@ impl OwnDatabase {
         self.execute(format!("{sql}'{}'", self.name)).await;
     }
 
-    async fn drop(mut self) {
+    pub async fn drop(mut self) {
         let name = self.name.clone();
         self.execute(format!("DROP DATABASE {name} WITH (FORCE)")).await;
     }

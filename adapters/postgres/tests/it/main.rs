@@ -2,8 +2,10 @@
 
 mod failover;
 mod harness;
+mod pooler;
 mod server;
 mod wire;
+mod zones;
 
 use std::sync::Arc;
 
