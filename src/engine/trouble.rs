@@ -6,7 +6,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use inboxd_contract::{ErrorCode, RetryReason, SourceStatus, Verdict};
+use inboxd_contract::{ErrorCode, RetryReason, SourcePhase, SourceStatus, Verdict};
 use tokio::time::Instant;
 
 /// Between two lines about an application whose trouble lasts.
@@ -95,6 +95,10 @@ struct Reason {
 impl SourceTrouble {
     /// Tells that it began, changed or is over. To be called with each status.
     pub(super) fn note(&mut self, subscription: &str, now: &SourceStatus) {
+        if now.phase == SourcePhase::Closed {
+            // Its trouble is not over: it is not asked any more.
+            return;
+        }
         let reason = &now.reason;
         match (now.code, &self.0) {
             (None, None) => {}
@@ -172,5 +176,17 @@ mod tests {
         let other = Some(ErrorCode::SourceUnreachable);
         assert_eq!(say(other, "lost").as_deref(), Some("lost"), "another code is told at once");
         assert_eq!(say(None, ""), None);
+    }
+
+    #[test]
+    fn a_source_that_is_closed_in_its_trouble_is_not_said_to_be_well() {
+        let mut trouble = SourceTrouble::default();
+        let mut status = SourceStatus::connecting();
+        status.code = Some(ErrorCode::SourceUnreachable);
+        trouble.note("orders", &status);
+        status.code = None;
+        status.phase = SourcePhase::Closed;
+        trouble.note("orders", &status);
+        assert!(trouble.0.is_some());
     }
 }

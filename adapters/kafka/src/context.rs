@@ -321,16 +321,6 @@ impl ClientContext for Context {
                     self.settings.group
                 ),
             ),
-            (RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic, _) => {
-                let code = ErrorCode::TopicMissing.as_str();
-                let group = &self.settings.group;
-                tracing::warn!(
-                    code,
-                    %group,
-                    "a topic does not exist: create it, or mend its name; the others are consumed, \
-                     and it is as soon as it is there: {words}"
-                );
-            }
             _ if is_unreadable(code) => {
                 self.shared.counters.count_unreadable();
                 // librdkafka tries again at once; the same is said once.
