@@ -355,7 +355,7 @@ impl Draw {
                 stream,
                 id: Some(format!("m{number}")),
                 lane,
-                kind: *self.one_of(&KINDS),
+                kind: KINDS[self.0.random_range(0..KINDS.len())],
                 body: format!("body {number}"),
             };
             made.push(match earlier {
@@ -397,7 +397,8 @@ impl Draw {
         for _ in 0..count {
             let at = self.between(Duration::ZERO, chaos);
             let slot = self.0.random_range(0..instances);
-            let linger = if self.chance(30) { self.between(SECOND, 8 * SECOND) } else { 0 * MS };
+            let linger =
+                if self.chance(30) { self.between(SECOND, 8 * SECOND) } else { Duration::ZERO };
             let back_after = self.between(10 * MS, 5 * SECOND);
             let time = self.between(100 * MS, 2 * settings.lease);
             let what = match *self.one_of(&kinds) {
@@ -407,7 +408,7 @@ impl Draw {
                     Disturbance::CrashAtStep { slot, steps, linger, back_after }
                 }
                 2 => {
-                    let grace = *self.one_of(&[0 * MS, 500 * MS, 5 * SECOND, 30 * SECOND]);
+                    let grace = *self.one_of(&[Duration::ZERO, 500 * MS, 5 * SECOND, 30 * SECOND]);
                     Disturbance::Drain { slot, grace, back_after }
                 }
                 3 if self.chance(50) => {
@@ -471,7 +472,7 @@ impl Draw {
             after_commit: self.rate(35, 250),
             slow: self.rate(25, 150),
             hangs: self.rate(8, 20),
-            delay_max: *self.one_of(&[0 * MS, MS, 20 * MS]),
+            delay_max: *self.one_of(&[Duration::ZERO, MS, 20 * MS]),
         }
     }
 }

@@ -112,7 +112,7 @@ impl World {
         let trace = Trace::new();
         let (signals, heard) = mpsc::unbounded_channel();
         let oracle = Oracle::new(plan, trace.clone(), signals.clone());
-        let chance = Chance::new(plan.seed ^ 0x5eed_0f_c4a0_5ca1);
+        let chance = Chance::new(plan.seed ^ 0x005e_ed0f_c4a0_5ca1);
         let broker = MemoryBroker::new(plan.broker.clone());
         broker.watch(Arc::new(oracle.clone()));
         let database = MemoryDatabase::new();
@@ -158,7 +158,7 @@ impl World {
 
     fn report(self) -> Report {
         let Self { oracle, trace, begun_at, .. } = self;
-        let mut stats = oracle.stats(|stats| std::mem::take(stats));
+        let mut stats = oracle.stats(std::mem::take);
         stats.runs = 1;
         stats.virtual_seconds = begun_at.elapsed().as_secs();
         Report { violation: oracle.violation(), trace: trace.take(), stats }
