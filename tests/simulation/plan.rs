@@ -350,12 +350,13 @@ impl Draw {
             let earlier = with_id.choose(&mut self.0).map(|earlier| (*earlier).clone());
             let lane = Some(format!("lane{}", self.0.random_range(0..lanes)));
             let lane = if self.chance(90) { lane } else { None };
+            let kind_of_message = *self.one_of(&KINDS);
             let fresh = Publication {
                 at,
                 stream,
                 id: Some(format!("m{number}")),
                 lane,
-                kind: KINDS[self.0.random_range(0..KINDS.len())],
+                kind: kind_of_message,
                 body: format!("body {number}"),
             };
             made.push(match earlier {
