@@ -512,7 +512,8 @@ impl State {
         if self.kind == MemoryKind::Queue {
             return;
         }
-        let members = self.instances.iter().filter(|(_, member)| member.connections > 0 && member.member);
+        let members =
+            self.instances.iter().filter(|(_, member)| member.connections > 0 && member.member);
         let members: Vec<_> = members.map(|(id, _)| *id).collect();
         if members.is_empty() {
             return;
