@@ -1,8 +1,10 @@
 //! Batches: tried whole, then in parts, so that one member spoils nothing for the others.
 
 use std::future::Future;
+use std::time::Duration;
 
 use inboxd_contract::StoreError;
+use tokio::time::Instant;
 
 use crate::error::Failure;
 use crate::session::LockWait;
@@ -17,6 +19,9 @@ pub(crate) trait Operation: Sync {
     /// What is answered for each.
     type Answer: Send;
 
+    /// How long members are tried in smaller parts.
+    fn patience(&self) -> Duration;
+
     /// One transaction for these members: as many answers, or nothing happened.
     fn run(
         &self,
@@ -27,19 +32,22 @@ pub(crate) trait Operation: Sync {
 
 /// Answers every member. A batch that meets a lock or a value that the database refuses is split
 /// into parts, and a part that does so too into its members; those wait for locks only shortly,
-/// so that the whole call takes little longer than the lock timeout. Once the database is not
-/// there, nothing further is tried.
+/// so that the whole call takes little longer than the lock timeout. Where many members are locked
+/// it would: once the operation's patience is over, what was not tried yet is answered as locked,
+/// which makes the caller try it alone. Once the database is not there, nothing further is tried.
 pub(crate) async fn answer_each<O: Operation>(
     operation: &O,
     members: &[O::Member],
 ) -> Vec<Result<O::Answer, StoreError>> {
     let members: Vec<&O::Member> = members.iter().collect();
-    let mut answers = Answers { answers: Vec::with_capacity(members.len()), outage: None };
+    let mut answers =
+        Answers { answers: Vec::with_capacity(members.len()), outage: None, until: Instant::now() };
     if members.is_empty() {
         return answers.answers;
     }
     let whole = operation.run(&members, LockWait::Whole).await;
     let Some(()) = answers.take(whole, members.len()) else { return answers.answers };
+    answers.until = Instant::now() + operation.patience();
     for part in members.chunks(PART) {
         if members.len() > PART {
             let run = answers.run(operation, part).await;
@@ -61,6 +69,8 @@ struct Answers<T> {
     answers: Vec<Result<T, StoreError>>,
     /// The database is not there: what remains fails alike.
     outage: Option<Failure>,
+    /// The end of patience.
+    until: Instant,
 }
 
 impl<T: Send> Answers<T> {
@@ -71,6 +81,7 @@ impl<T: Send> Answers<T> {
     ) -> Result<Vec<T>, Failure> {
         match &self.outage {
             Some(failure) => Err(failure.clone()),
+            None if Instant::now() >= self.until => Err(Failure::out_of_patience()),
             None => operation.run(members, LockWait::Part).await,
         }
     }
@@ -98,6 +109,9 @@ mod tests {
 
     use super::*;
 
+    /// Is waited for, in vain.
+    const LOCKED: i32 = 98;
+
     /// Members below zero are refused; 99 is an outage.
     #[derive(Default)]
     struct Fake {
@@ -109,8 +123,16 @@ mod tests {
         type Member = i32;
         type Answer = i32;
 
+        fn patience(&self) -> Duration {
+            Duration::from_secs(1)
+        }
+
         async fn run(&self, members: &[&i32], _wait: LockWait) -> Result<Vec<i32>, Failure> {
             self.runs.fetch_add(1, Ordering::SeqCst);
+            if members.iter().any(|member| **member == LOCKED) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                return Err(Failure::out_of_patience());
+            }
             if members.iter().any(|member| **member == 99) && members.len() == 1 {
                 return Err(Failure::of("a test", sqlx::Error::PoolTimedOut));
             }
@@ -139,6 +161,24 @@ mod tests {
         }
         assert_eq!(fake.runs.load(Ordering::SeqCst), 1 + 8 + 8);
         assert_eq!(fake.done.lock().unwrap().len(), 63, "each once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_locked_members_do_not_hold_the_others_up() {
+        let fake = Fake::default();
+        let mut members = vec![LOCKED; 256];
+        members[3] = 3;
+        let begun = Instant::now();
+        let answers = answer_each(&fake, &members).await;
+        assert!(begun.elapsed() <= Duration::from_millis(1_100), "{:?}", begun.elapsed());
+        assert_eq!(answers.len(), 256);
+        for (place, answer) in answers.iter().enumerate() {
+            match answer {
+                Ok(answer) => assert_eq!((place, *answer), (3, 3)),
+                Err(error) => assert!(error.locked && error.is_transient(), "{error}"),
+            }
+        }
+        assert!(answers[3].is_ok(), "it was tried in time");
     }
 
     #[tokio::test]

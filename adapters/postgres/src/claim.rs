@@ -41,6 +41,10 @@ impl Operation for Claiming<'_> {
     type Member = ClaimRequest;
     type Answer = ClaimAnswer;
 
+    fn patience(&self) -> Duration {
+        self.sessions.lock_patience()
+    }
+
     async fn run(
         &self,
         members: &[&ClaimRequest],
@@ -134,6 +138,10 @@ pub(crate) struct Counting<'a> {
 impl Operation for Counting<'_> {
     type Member = Claim;
     type Answer = Attempt;
+
+    fn patience(&self) -> Duration {
+        self.sessions.lock_patience()
+    }
 
     async fn run(&self, members: &[&Claim], wait: LockWait) -> Result<Vec<Attempt>, Failure> {
         let call = async {

@@ -1,5 +1,7 @@
 //! Dead letters: one transaction each. They are rare, and their bodies may be large.
 
+use std::time::Duration;
+
 use inboxd_contract::{DeadLetter, Settled, Token};
 
 use crate::batch::Operation;
@@ -17,6 +19,10 @@ pub(crate) struct Burying<'a> {
 impl Operation for Burying<'_> {
     type Member = DeadLetter;
     type Answer = Settled;
+
+    fn patience(&self) -> Duration {
+        self.sessions.lock_patience()
+    }
 
     async fn run(&self, members: &[&DeadLetter], wait: LockWait) -> Result<Vec<Settled>, Failure> {
         let call = async {

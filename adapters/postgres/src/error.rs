@@ -41,6 +41,17 @@ impl Failure {
         }
     }
 
+    /// Others of the batch were locked for so long that this one was not tried.
+    pub(crate) fn out_of_patience() -> Self {
+        Self {
+            class: ErrorClass::Transient,
+            locked: true,
+            refused: false,
+            what: String::from("PostgreSQL: too many members of the batch are locked"),
+            source: None,
+        }
+    }
+
     /// What is stored is not what was expected.
     pub(crate) fn unreadable(what: String, error: sqlx::Error) -> Self {
         let source = Some(Arc::new(error));

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use inboxd_contract::{
-    ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, Fingerprint, InboxKey,
-    MessageRecord, OwnerId, StoreStats,
+    EXPLAINED_COPIES_MAX, ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation,
+    Fingerprint, InboxKey, MessageRecord, OwnerId, StoreStats,
 };
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -23,9 +23,10 @@ pub(crate) async fn explain(
 ) -> Result<Explanation, Failure> {
     let (consumer, id) = (key.consumer_id.as_str(), key.message_id.as_str());
     let doing = "explaining a message";
+    let limit = i64::try_from(EXPLAINED_COPIES_MAX).unwrap_or(i64::MAX);
     let claims = sqlx::query(sql.explain_claim()).bind(consumer).bind(id);
     let claims = work.rows(doing, claims).await?;
-    let parked = sqlx::query(sql.parked()).bind(consumer).bind(id);
+    let parked = sqlx::query(sql.explain_parked()).bind(consumer).bind(id).bind(limit);
     let parked = work.rows(doing, parked).await?;
     let messages = sqlx::query(sql.explain_message()).bind(consumer).bind(id);
     let messages = work.rows(doing, messages).await?;
@@ -34,6 +35,7 @@ pub(crate) async fn explain(
             message: messages.first().map(message).transpose()?,
             claim: claims.first().map(claim).transpose()?,
             copies: parked.iter().map(explained_copy).collect::<Result<_, _>>()?,
+            copies_total: parked.first().map_or(Ok(0), |row| count(row, "total"))?,
         })
     };
     read().map_err(|error: sqlx::Error| {
@@ -88,9 +90,18 @@ fn claim(row: &PgRow) -> Result<ExplainedClaim, sqlx::Error> {
 fn explained_copy(row: &PgRow) -> Result<ExplainedCopy, sqlx::Error> {
     Ok(ExplainedCopy {
         copy: copy(row)?,
+        body_bytes: row.try_get::<Option<i64>, _>("body_bytes")?.map(unsigned),
         discarded: row.try_get::<&str, _>("state")? == "discarded",
         parked_ago: micros(row.try_get("ago_us")?),
     })
+}
+
+fn count(row: &PgRow, name: &str) -> Result<u64, sqlx::Error> {
+    row.try_get(name).map(unsigned)
+}
+
+fn unsigned(count: i64) -> u64 {
+    u64::try_from(count).unwrap_or(0)
 }
 
 fn micros(micros: i64) -> Duration {

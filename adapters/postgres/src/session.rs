@@ -17,6 +17,9 @@ use crate::error::Failure;
 const LOCK_TIMEOUT: Duration = Duration::from_millis(250);
 /// A member that is tried again because its batch met a lock: one of many.
 const LOCK_TIMEOUT_SPLIT: Duration = Duration::from_millis(50);
+/// How long members of a batch that met locks are tried in smaller parts, if half of the
+/// lease is not less.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// A call without an answer is given up after the lease, but never sooner.
 const CALL_TIMEOUT_MIN: Duration = Duration::from_secs(5);
 
@@ -37,6 +40,7 @@ pub(crate) struct Sessions {
     /// Connections that may have died in the pool, and one that is new.
     begin_tries_max: u32,
     call_timeout: Duration,
+    lock_patience: Duration,
     prepared: bool,
 }
 
@@ -57,8 +61,14 @@ impl Sessions {
             begin_part: begin(LOCK_TIMEOUT_SPLIT.min(fifth)),
             begin_tries_max: max + 1,
             call_timeout: config.lease.max(CALL_TIMEOUT_MIN),
+            lock_patience: LOCK_PATIENCE.min(config.lease / 2),
             prepared: config.prepared_statements,
         }
+    }
+
+    /// How long a batch that met locks is tried in parts.
+    pub(crate) fn lock_patience(&self) -> Duration {
+        self.lock_patience
     }
 
     /// Begins a transaction: one round trip.

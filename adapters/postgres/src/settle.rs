@@ -1,6 +1,7 @@
 //! Completing and releasing: writes that begin with the claim's row, by its token.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use inboxd_contract::{Completion, InboxKey, Release, Settled};
 use sqlx::Row;
@@ -32,6 +33,10 @@ enum Written {
 impl Operation for Completing<'_> {
     type Member = Completion;
     type Answer = Settled;
+
+    fn patience(&self) -> Duration {
+        self.sessions.lock_patience()
+    }
 
     async fn run(&self, members: &[&Completion], wait: LockWait) -> Result<Vec<Settled>, Failure> {
         let call = async {
@@ -152,6 +157,10 @@ pub(crate) struct Releasing<'a> {
 impl Operation for Releasing<'_> {
     type Member = Release;
     type Answer = Settled;
+
+    fn patience(&self) -> Duration {
+        self.sessions.lock_patience()
+    }
 
     async fn run(&self, members: &[&Release], wait: LockWait) -> Result<Vec<Settled>, Failure> {
         let call = async {

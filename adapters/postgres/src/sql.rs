@@ -195,11 +195,21 @@ WHERE consumer_id = $1 AND message_id = $2"#;
 
     /// All parked rows of one key, whole.
     parked = r#"
-SELECT subscription, fingerprint, lane, envelope, body, attempts, last_status, last_error, reason,
-    state, (extract(epoch FROM clock_timestamp() - parked_at) * 1000000)::bigint AS ago_us
+SELECT subscription, fingerprint, lane, envelope, body, attempts, last_status, last_error, reason
 FROM {t}inbox_parked
 WHERE consumer_id = $1 AND message_id = $2
 ORDER BY seq"#;
+
+    /// The newest parked rows of one key, oldest first, without their bodies, and how many it has.
+    explain_parked = r#"
+SELECT p.subscription, p.fingerprint, p.lane, p.envelope, NULL::bytea AS body, p.attempts,
+    p.last_status, p.last_error, p.reason, p.state,
+    (extract(epoch FROM clock_timestamp() - p.parked_at) * 1000000)::bigint AS ago_us,
+    octet_length(p.body)::bigint AS body_bytes, newest.total
+FROM (SELECT seq, count(*) OVER () AS total FROM {t}inbox_parked
+    WHERE consumer_id = $1 AND message_id = $2 ORDER BY seq DESC LIMIT $3) AS newest
+JOIN {t}inbox_parked p ON p.seq = newest.seq
+ORDER BY p.seq"#;
 
     /// Rows and ages. Up to 10,000 rows are counted, beyond that the planner's estimate is
     /// answered: no part reads more than that many entries of an index, whatever the size.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -133,8 +134,8 @@ async fn all_calls(store: &PostgresStore) {
         let (one, dead) = (new_claim(), new_claim());
         assert!(claim(store, &one).await.expect(ok).is_held());
         assert!(claim(store, &dead).await.expect(ok).is_held());
-        assert_eq!(store.renew(LEASE, &[one.clone()]).await.expect(ok), [one.token]);
-        let counted = store.count_attempts(&[one.clone()]).await.remove(0).expect(ok);
+        assert_eq!(store.renew(LEASE, slice::from_ref(&one)).await.expect(ok), [one.token]);
+        let counted = store.count_attempts(slice::from_ref(&one)).await.remove(0).expect(ok);
         assert!(matches!(counted, Attempt::Counted(2)), "{counted:?}");
         let release = Release { claim: one.clone(), attempt_back: true };
         assert_eq!(store.release(&[release]).await.remove(0).expect(ok), Settled::Done);
