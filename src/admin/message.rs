@@ -86,9 +86,12 @@ pub struct ConsumerReport {
     /// Its claim, held or given up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
-    /// Its dead letters, oldest first.
+    /// The newest of its dead letters, oldest first; 20 at most.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<DeadCopy>,
+    /// How many older dead letters it has beside them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub older_copies: u64,
     /// Its deliveries under way in the process that answers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub in_flight: Vec<InFlight>,
@@ -260,6 +263,7 @@ impl ConsumerReport {
             processed: explanation.message.as_ref().map(|row| Processed::new(answering, row)),
             claim: claim.map(|claim| Claim::new(answering, claim)),
             copies: explanation.copies.iter().map(|copy| DeadCopy::new(answering, copy)).collect(),
+            older_copies: explanation.copies_total.saturating_sub(explanation.copies.len() as u64),
             in_flight: flights
                 .iter()
                 .map(|(subscription, flight)| InFlight::new(subscription, flight, claim))
@@ -321,7 +325,7 @@ impl DeadCopy {
             attempts: copy.attempts,
             last_status: copy.last_status,
             last_error: copy.last_error.clone().filter(|error| !error.is_empty()),
-            body_bytes: copy.envelope.body.as_ref().map(|body| body.len() as u64),
+            body_bytes: row.body_bytes,
             content_type: copy.envelope.content_type.as_deref().map(lossy),
             message_type: copy.envelope.message_type.as_deref().map(lossy),
             trace_id: trace_id(&copy.envelope),
@@ -381,6 +385,10 @@ fn trace_id(envelope: &Envelope) -> Option<String> {
 
 fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -19,6 +19,9 @@ pub(super) fn of(report: &ConsumerReport, retention: Duration) -> Vec<String> {
         words.push(claim(row, &report.in_flight));
     }
     words.extend(report.copies.iter().map(|row| copy(row, report.state == State::Processed)));
+    if report.older_copies > 0 {
+        words.push(format!("and {} older dead letters of this id", report.older_copies));
+    }
     if report.state == State::Unknown {
         words.push(format!(
             "not known: this consumer id has never seen it, or processed it more than {} ago \
@@ -32,7 +35,8 @@ pub(super) fn of(report: &ConsumerReport, retention: Duration) -> Vec<String> {
 
 fn processed(row: &Processed) -> String {
     format!(
-        "processed {} ago ({}): the application accepted it and its row is committed; every \
+        "processed {} ago ({}): accepted or dropped by the application, or ignored for want of a \
+         route, and its row is committed; every \
          further delivery is acked as a duplicate, without a call",
         span(Duration::from_millis(row.ago_ms)),
         row.at

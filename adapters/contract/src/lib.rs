@@ -38,9 +38,9 @@ pub use source::{
 };
 pub use store::{
     Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadReason, DeadRow,
-    ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, Hold, InboxStore, Look,
-    MessageRecord, Notes, OwnerId, ParkedCopy, Release, Settled, StoreLimits, StoreStats,
-    SweepPolicy, SweepReport, Token,
+    EXPLAINED_COPIES_MAX, ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, Hold,
+    InboxStore, Look, MessageRecord, Notes, OwnerId, ParkedCopy, Release, Settled, StoreLimits,
+    StoreStats, SweepPolicy, SweepReport, Token,
 };
 pub use stored::StoredEnvelopeError;
 pub use trace::{is_valid_traceparent, is_valid_tracestate};

@@ -247,9 +247,14 @@ pub struct Explanation {
     pub message: Option<ExplainedMessage>,
     /// Its row of `inbox_claims`.
     pub claim: Option<ExplainedClaim>,
-    /// Its rows of `inbox_parked`, oldest first.
+    /// The newest [`EXPLAINED_COPIES_MAX`] of its rows of `inbox_parked`, oldest first.
     pub copies: Vec<ExplainedCopy>,
+    /// How many rows of `inbox_parked` it has.
+    pub copies_total: u64,
 }
+
+/// Parked rows that an explanation has at most: a key may have any number of them.
+pub const EXPLAINED_COPIES_MAX: usize = 20;
 
 /// A row of `inbox_messages`, whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -274,8 +279,10 @@ pub struct ExplainedClaim {
 /// A row of `inbox_parked`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExplainedCopy {
-    /// The row, whole.
+    /// The row without its body, which is not read.
     pub copy: ParkedCopy,
+    /// Bytes of the body that is kept; `None` where none is.
+    pub body_bytes: Option<u64>,
     /// Discarded by an operator: the row stays, the body is gone.
     pub discarded: bool,
     /// How long ago it was written.

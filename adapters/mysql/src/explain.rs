@@ -23,7 +23,7 @@ impl MysqlStore {
             let mut transaction = self.main.begin().await?;
             let mut rows = Vec::new();
             let statements =
-                [self.sql.explain_claim(), self.sql.parked(), self.sql.explain_message()];
+                [self.sql.explain_claim(), self.sql.explain_parked(), self.sql.explain_message()];
             for statement in statements {
                 let select = bind_keys(query(statement), std::iter::once(key));
                 match select.fetch_all(transaction.connection()).await {
@@ -42,6 +42,10 @@ impl MysqlStore {
             message: messages.first().map(read_message).transpose().map_err(failed)?,
             claim: claims.first().map(read_claim).transpose().map_err(failed)?,
             copies: parked.iter().map(read_copy).collect::<Result<_, _>>()?,
+            copies_total: parked
+                .first()
+                .map_or(Ok(0), |row| row.try_get(12).map(unsigned))
+                .map_err(failed)?,
         })
     }
 
@@ -96,9 +100,14 @@ fn read_copy(row: &MySqlRow) -> Result<ExplainedCopy, StoreError> {
     let failed = |error| store_error("reading a parked copy", error);
     Ok(ExplainedCopy {
         copy: read_parked(row)?,
+        body_bytes: row.try_get::<Option<i64>, _>(11).map_err(failed)?.map(unsigned),
         discarded: text(row, 9).map_err(failed)?.as_deref() == Some("discarded"),
         parked_ago: micros(row.try_get(10).map_err(failed)?),
     })
+}
+
+fn unsigned(count: i64) -> u64 {
+    u64::try_from(count).unwrap_or(0)
 }
 
 fn micros(micros: i64) -> Duration {

@@ -6,6 +6,7 @@
 //! `FORCE INDEX (PRIMARY)` keeps a small table from being scanned, which would meet the locks
 //! of rows that nobody asked for.
 
+use inboxd_contract::EXPLAINED_COPIES_MAX;
 use sqlx::mysql::MySqlArguments;
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, MySql};
@@ -256,10 +257,24 @@ impl Sql {
     pub(crate) fn parked(&self) -> String {
         self.with_prefix(
             "SELECT subscription, envelope, body, fingerprint, lane, attempts, last_status, \
-                 last_error, reason, state, \
-                 TIMESTAMPDIFF(MICROSECOND, parked_at, UTC_TIMESTAMP(3)) \
+                 last_error, reason \
              FROM {p}inbox_parked WHERE consumer_id = ? AND message_id = ? ORDER BY seq",
         )
+    }
+
+    /// Consumer, message: the newest rows, oldest first, without their bodies: columns of
+    /// `parked`, state, microseconds of age, bytes of the body, rows of the key.
+    pub(crate) fn explain_parked(&self) -> String {
+        self.with_prefix(&format!(
+            "SELECT p.subscription, p.envelope, NULL, p.fingerprint, p.lane, p.attempts, \
+                 p.last_status, p.last_error, p.reason, p.state, \
+                 TIMESTAMPDIFF(MICROSECOND, p.parked_at, UTC_TIMESTAMP(3)), \
+                 CAST(OCTET_LENGTH(p.body) AS SIGNED), newest.total \
+             FROM (SELECT seq, COUNT(*) OVER () AS total FROM {{p}}inbox_parked \
+                 WHERE consumer_id = ? AND message_id = ? \
+                 ORDER BY seq DESC LIMIT {EXPLAINED_COPIES_MAX}) AS newest \
+             JOIN {{p}}inbox_parked AS p ON p.seq = newest.seq ORDER BY p.seq"
+        ))
     }
 }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use inboxd_contract::{
-    ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, InboxKey, MessageRecord, OwnerId,
-    StoreError, StoreStats,
+    EXPLAINED_COPIES_MAX, ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, InboxKey,
+    MessageRecord, OwnerId, StoreError, StoreStats,
 };
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
@@ -25,13 +25,19 @@ impl SqliteStore {
         };
         let claim = of_key(&self.sql.explain_claim).fetch_optional(&mut *connection).await;
         let claim = claim.map_err(failed)?;
-        let parked = of_key(&self.sql.parked).fetch_all(&mut *connection).await.map_err(failed)?;
+        let limit = i64::try_from(EXPLAINED_COPIES_MAX).unwrap_or(i64::MAX);
+        let parked = of_key(&self.sql.explain_parked).bind(limit);
+        let parked = parked.fetch_all(&mut *connection).await.map_err(failed)?;
         let message = of_key(&self.sql.explain_message).fetch_optional(&mut *connection).await;
         let message = message.map_err(failed)?;
         Ok(Explanation {
             message: message.as_ref().map(read_message).transpose().map_err(failed)?,
             claim: claim.as_ref().map(read_claim).transpose().map_err(failed)?,
             copies: parked.iter().map(read_copy).collect::<Result<_, _>>()?,
+            copies_total: parked
+                .first()
+                .map_or(Ok(0), |row| row.try_get(12).map(unsigned))
+                .map_err(failed)?,
         })
     }
 
@@ -83,9 +89,14 @@ fn read_copy(row: &SqliteRow) -> Result<ExplainedCopy, StoreError> {
     let failed = |error| store_error("reading a parked copy", error);
     Ok(ExplainedCopy {
         copy: read_parked(row)?,
+        body_bytes: row.try_get::<Option<i64>, _>(11).map_err(failed)?.map(unsigned),
         discarded: row.try_get::<String, _>(9).map_err(failed)? == "discarded",
         parked_ago: millis(row.try_get(10).map_err(failed)?),
     })
+}
+
+fn unsigned(count: i64) -> u64 {
+    u64::try_from(count).unwrap_or(0)
 }
 
 fn millis(millis: i64) -> Duration {

@@ -51,6 +51,9 @@ pub(crate) struct Sql {
     pub(crate) dead_letter: Statement,
     /// Consumer, message.
     pub(crate) parked: Statement,
+    /// Consumer, message, limit: the newest rows, oldest first, without their bodies: columns of
+    /// `parked`, state, ms of age, bytes of the body, rows of the key.
+    pub(crate) explain_parked: Statement,
     /// Consumer, message: the row and its age in ms.
     pub(crate) explain_message: Statement,
     /// Consumer, message: owner, attempts, ms left; a free claim has none.
@@ -102,6 +105,7 @@ impl Sql {
             drop_dead: text(DROP_DEAD),
             dead_letter: text(DEAD_LETTER),
             parked: text(PARKED),
+            explain_parked: text(EXPLAIN_PARKED),
             explain_message: text(EXPLAIN_MESSAGE),
             explain_claim: text(EXPLAIN_CLAIM),
             stats: text(STATS),
@@ -204,9 +208,16 @@ ON CONFLICT (consumer_id, message_id, fingerprint) DO UPDATE SET
     state = excluded.state";
 
 const PARKED: &str = "
-SELECT subscription, envelope, body, fingerprint, lane, attempts, last_status, last_error, reason,
-    state, {now} - parked_at
+SELECT subscription, envelope, body, fingerprint, lane, attempts, last_status, last_error, reason
 FROM {p}inbox_parked WHERE consumer_id = ?1 AND message_id = ?2 ORDER BY seq";
+
+const EXPLAIN_PARKED: &str = "
+SELECT p.subscription, p.envelope, NULL, p.fingerprint, p.lane, p.attempts, p.last_status,
+    p.last_error, p.reason, p.state, {now} - p.parked_at, length(p.body), newest.total
+FROM (SELECT seq, count(*) OVER () AS total FROM {p}inbox_parked
+    WHERE consumer_id = ?1 AND message_id = ?2 ORDER BY seq DESC LIMIT ?3) AS newest
+JOIN {p}inbox_parked AS p ON p.seq = newest.seq
+ORDER BY p.seq";
 
 const EXPLAIN_MESSAGE: &str = "
 SELECT fingerprint, producer, message_type, correlation_id, causation_id, {now} - processed_at

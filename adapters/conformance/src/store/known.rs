@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use inboxd_contract::{Completion, Explanation, InboxKey, Settled};
+use inboxd_contract::{
+    Completion, DeadLetter, EXPLAINED_COPIES_MAX, Envelope, Explanation, Fingerprint, InboxKey,
+    ParkedCopy, Settled,
+};
 
 use super::context::{
     Context, complete, completion, dead_letter, key, letter, loose_letter, new_claim, release,
@@ -64,15 +67,39 @@ pub async fn dead_letter_is_explained_whole(context: &Context) {
     let known = explain(context, &claim.key).await;
     assert_eq!((known.message, known.claim), (None, None));
     let parked = context.a.parked(&claim.key).await.expect("parked rows are answered");
-    assert_eq!(known.copies.len(), 1);
-    assert_eq!(known.copies[0].copy, parked[0], "the copy, whole");
+    assert_eq!((known.copies.len(), known.copies_total), (1, 1));
+    let told = &known.copies[0];
+    let body_bytes = parked[0].envelope.body.as_ref().map(|body| body.len() as u64);
+    assert_eq!((told.body_bytes, body_bytes), (Some(4), Some(4)));
+    assert_eq!(told.copy, without_body(&parked[0]), "whole but for its body, which is not read");
     assert!(!known.copies[0].discarded && known.copies[0].parked_ago < SLACK);
 
     context.harness.backdate(Row::Parked(&claim.key), HOUR).await;
     context.harness.discard(&claim.key).await;
     let told = explain(context, &claim.key).await.copies.remove(0);
-    assert!(told.discarded && told.copy.envelope.body.is_none(), "its body is gone");
+    assert!(told.discarded && told.body_bytes.is_none(), "its body is gone");
     assert!(told.parked_ago >= HOUR && told.parked_ago < HOUR + SLACK, "{:?}", told.parked_ago);
+}
+
+fn without_body(copy: &ParkedCopy) -> ParkedCopy {
+    ParkedCopy { envelope: Envelope { body: None, ..copy.envelope.clone() }, ..copy.clone() }
+}
+
+/// A publisher that reuses one id for everything must not fill the memory of who asks about it.
+pub async fn newest_of_many_dead_letters_are_explained(context: &Context) {
+    let key = key("conflicts");
+    let total = EXPLAINED_COPIES_MAX + 2;
+    for round in 0..total {
+        let fingerprint = Some(Fingerprint::of(round.to_string().as_bytes()));
+        let letter = DeadLetter { fingerprint, ..loose_letter(&key) };
+        assert_eq!(dead_letter(&*context.a, &letter).await, Settled::Done);
+    }
+    let known = explain(context, &key).await;
+    assert_eq!(known.copies_total, total as u64);
+    let told: Vec<_> = known.copies.iter().map(|told| told.copy.clone()).collect();
+    let parked = context.a.parked(&key).await.expect("parked rows are answered");
+    let newest: Vec<_> = parked[2..].iter().map(without_body).collect();
+    assert_eq!(told, newest, "the newest, oldest first");
 }
 
 /// A row of one table takes the place of another's, and whoever asks meanwhile sees one of them.

@@ -153,6 +153,7 @@ const CASES: &[Case] = &[
     case!(known::claim_is_explained_with_its_owner),
     case!(known::processed_message_is_explained_with_its_age),
     case!(known::dead_letter_is_explained_whole),
+    case!(known::newest_of_many_dead_letters_are_explained),
     case!(known::message_on_its_way_is_never_unknown),
     case!(known::rows_and_ages_are_counted),
     case!(notes::note_is_stored_once),

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use inboxd_contract::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadRow, Envelope,
-    ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, Fingerprint, Hold, InboxKey,
-    Look, MESSAGE_ID_BYTES_MAX, MessageRecord, OwnerId, ParkedCopy, Release, Settled, StoreError,
-    StoreStats, SweepPolicy, SweepReport, Token,
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadRow,
+    EXPLAINED_COPIES_MAX, Envelope, ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation,
+    Fingerprint, Hold, InboxKey, Look, MESSAGE_ID_BYTES_MAX, MessageRecord, OwnerId, ParkedCopy,
+    Release, Settled, StoreError, StoreStats, SweepPolicy, SweepReport, Token,
 };
 use tokio::time::Instant;
 
@@ -392,7 +392,7 @@ impl Rows {
 
     pub(super) fn explain(&self, key: &InboxKey) -> Explanation {
         let ago = |at: i64| Duration::from_micros(u64::try_from(self.now - at).unwrap_or(0));
-        let parked = self.parked.iter().filter(|row| row.key == *key);
+        let parked: Vec<_> = self.parked.iter().filter(|row| row.key == *key).collect();
         Explanation {
             message: self.messages.get(key).map(|row| ExplainedMessage {
                 record: MessageRecord {
@@ -409,9 +409,15 @@ impl Rows {
                     .filter(|left| *left > 0 && row.token.is_some())
                     .map(Duration::from_micros),
             }),
-            copies: parked
+            copies_total: parked.len() as u64,
+            copies: parked[parked.len().saturating_sub(EXPLAINED_COPIES_MAX)..]
+                .iter()
                 .map(|row| ExplainedCopy {
-                    copy: row.copy.clone(),
+                    copy: ParkedCopy {
+                        envelope: Envelope { body: None, ..row.copy.envelope.clone() },
+                        ..row.copy.clone()
+                    },
+                    body_bytes: row.copy.envelope.body.as_ref().map(|body| body.len() as u64),
                     discarded: row.discarded,
                     parked_ago: ago(row.parked_at),
                 })
