@@ -12,22 +12,29 @@ pub(crate) fn number(error: &sqlx::Error) -> Option<u16> {
 /// Somebody else was in the way: a lock (1205; 3572 is MySQL's for NOWAIT), a deadlock (1213),
 /// a record that changed meanwhile (1020), or a row that was inserted between our look and our
 /// insert (1062).
+const CONFLICTS: [u16; 5] = [1020, 1062, 1205, 1213, 3572];
+
 pub(crate) fn is_conflict(error: &sqlx::Error) -> bool {
-    matches!(number(error), Some(1020 | 1062 | 1205 | 1213 | 3572))
+    number(error).is_some_and(|number| CONFLICTS.contains(&number))
 }
 
 /// The server does not take writes (--read-only, a read-only transaction, a standby).
+const READ_ONLY: [u16; 3] = [1290, 1792, 1836];
+
 pub(crate) fn is_read_only(error: &sqlx::Error) -> bool {
-    matches!(number(error), Some(1290 | 1792 | 1836))
+    number(error).is_some_and(|number| READ_ONLY.contains(&number))
 }
+
+/// Errors after which a connection is of no use: shutting down, packet too large, a statement that
+/// another server prepared, killed, moved, idle for too long (4031 is MySQL's for that).
+const BREAKING: [u16; 6] = [1053, 1153, 1243, 1927, 3032, 4031];
 
 /// The connection is gone or of no use any more; another one may do.
 pub(crate) fn is_broken(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => true,
         error => {
-            is_read_only(error)
-                || matches!(number(error), Some(1053 | 1153 | 1243 | 1927 | 3032 | 4031))
+            is_read_only(error) || number(error).is_some_and(|number| BREAKING.contains(&number))
         }
     }
 }
@@ -38,8 +45,9 @@ fn is_refused_value(error: &sqlx::Error) -> bool {
 }
 
 fn class_of(error: &sqlx::Error) -> ErrorClass {
-    let Some(number) = number(error) else {
-        return match error {
+    match number(error) {
+        Some(number) => class_of_number(number),
+        None => match error {
             sqlx::Error::Io(_)
             | sqlx::Error::Tls(_)
             | sqlx::Error::Protocol(_)
@@ -48,12 +56,13 @@ fn class_of(error: &sqlx::Error) -> ErrorClass {
             | sqlx::Error::WorkerCrashed
             | sqlx::Error::BeginFailed => ErrorClass::Transient,
             _ => ErrorClass::Bug,
-        };
-    };
-    if is_conflict(error) || is_read_only(error) {
-        return ErrorClass::Transient;
+        },
     }
+}
+
+fn class_of_number(number: u16) -> ErrorClass {
     match number {
+        _ if CONFLICTS.contains(&number) || READ_ONLY.contains(&number) => ErrorClass::Transient,
         // Disk or memory short, tables full: an operator mends it.
         1021 | 1037 | 1038 | 1041 | 1114 | 1135 | 1206
         // Too many connections, hosts blocked, users limited.
@@ -87,5 +96,21 @@ pub(crate) fn repeat(error: &StoreError) -> StoreError {
         refused: error.refused,
         code: error.code,
         source: error.source.as_ref().map(|source| source.to_string().into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_say_whether_to_try_again() {
+        for number in [1040, 1053, 1205, 1213, 1290, 1927, 3032, 4031] {
+            assert_eq!(class_of_number(number), ErrorClass::Transient, "{number}");
+        }
+        for number in [1044, 1045, 1142, 1146, 1153, 1406] {
+            assert_eq!(class_of_number(number), ErrorClass::Permanent, "{number}");
+        }
+        assert!(BREAKING.contains(&4031), "its connection was closed for being idle");
     }
 }

@@ -68,6 +68,20 @@ async fn a_second_opening_in_the_same_process_is_refused_until_the_first_closes(
     SqliteStore::open(SqliteConfig::new(&path)).await.expect("free again").close().await;
 }
 
+/// The lock's name must not depend on whether the file was there when it was taken.
+#[tokio::test]
+async fn a_link_to_a_file_that_is_not_there_yet_is_that_file() {
+    let directory = directory();
+    let path = directory.path().join("inbox.db");
+    let link = directory.path().join("link.db");
+    std::os::unix::fs::symlink(&path, &link).expect("linked");
+    let store = SqliteStore::open(SqliteConfig::new(&link)).await.expect("opened");
+    refused(SqliteStore::open(SqliteConfig::new(&path)).await);
+    refused(SqliteStore::open(SqliteConfig::new(&link)).await);
+    store.close().await;
+    SqliteStore::open(SqliteConfig::new(&path)).await.expect("free again").close().await;
+}
+
 /// Run in a child process by the next test; by itself it has nothing to do.
 #[tokio::test]
 async fn child_holds_a_database_while_told() {
