@@ -124,9 +124,13 @@ fn cloud_event_id(envelope: &Envelope) -> Option<Vec<u8>> {
 }
 
 /// The message's type: the broker's property or the header `message-type`, else that of a
-/// CloudEvent of either mode.
+/// CloudEvent of either mode. Blank is missing: clients set the property to nothing.
 pub fn message_type(envelope: &Envelope) -> Option<Cow<'_, [u8]>> {
-    let named = envelope.message_type.as_deref().or_else(|| cloud_event_header(envelope, "type"));
+    let named = envelope
+        .message_type
+        .as_deref()
+        .filter(|value| !value.iter().all(u8::is_ascii_whitespace))
+        .or_else(|| cloud_event_header(envelope, "type"));
     if named.is_some() || !is_structured_cloud_event(envelope) {
         return named.map(Cow::Borrowed);
     }

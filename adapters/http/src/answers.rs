@@ -62,6 +62,15 @@ impl Rules {
             && self.meaning(status).is_none()
     }
 
+    /// The status alone says that the message is done with: nothing that follows it may change
+    /// that, or make it wait.
+    pub(crate) fn is_decided(&self, status: u16) -> bool {
+        match self.meaning(status) {
+            Some(meaning) => matches!(meaning, Meaning::Accepted | Meaning::Drop),
+            None => (200..=299).contains(&status) && !self.needs_body(status),
+        }
+    }
+
     /// The verdict. `detail` is the body's printable beginning.
     pub(crate) fn judge(
         &self,

@@ -170,8 +170,9 @@ impl Forwarder for HttpForwarder {
     async fn forward(&self, request: ForwardRequest<'_>) -> Verdict {
         let bound = request.timeout.min(self.callback_timeout);
         let deadline = Instant::now() + bound;
-        let post = self.request(&request).await;
-        match timeout_at(deadline, self.client.execute(post)).await {
+        // Making it is within the bound too: a request that is made late must not be sent late.
+        let sent = async { self.client.execute(self.request(&request).await).await };
+        match timeout_at(deadline, sent).await {
             Ok(Ok(response)) => {
                 let bounds = Bounds {
                     bytes_max: self.response_bytes_max,

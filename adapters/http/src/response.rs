@@ -33,9 +33,9 @@ pub(crate) async fn judge(
     let status = response.status().as_u16();
     let after = retry_after(response.headers(), now).map(|wait| wait.min(bounds.retry_after_cap));
     let needs_body = rules.needs_body(status);
-    let deadline = match status {
-        200..=299 if !needs_body => bounds.deadline.min(Instant::now() + DRAIN_MAX),
-        _ => bounds.deadline,
+    let deadline = match rules.is_decided(status) {
+        true => bounds.deadline.min(Instant::now() + DRAIN_MAX),
+        false => bounds.deadline,
     };
     let is_encoded = response
         .headers()

@@ -188,3 +188,15 @@ fn a_delivery_without_a_key_is_in_no_lane_and_an_empty_key_is_a_key() {
     let routed = rabbitmq(b"", &[]);
     assert_eq!(lane_key(Ordering::Key, &KeyFrom::RoutingKey, &routed), Some(b"a.b".to_vec()));
 }
+
+#[test]
+fn a_blank_type_hides_no_other() {
+    let mut envelope = rabbitmq(b"{}", &[]);
+    envelope.headers.push(Header::new("cloudEvents:type", "b"));
+    for blank in ["", "  "] {
+        envelope.message_type = Some(Bytes::from(blank));
+        assert_eq!(message_type(&envelope).as_deref(), Some(&b"b"[..]));
+    }
+    envelope.message_type = Some(Bytes::from("a"));
+    assert_eq!(message_type(&envelope).as_deref(), Some(&b"a"[..]));
+}

@@ -80,6 +80,28 @@ async fn a_status_map_is_over_the_table() {
     assert_eq!(verdict, Verdict::Refused { status: 404, detail: "no such".into() });
 }
 
+/// What a mapped status decides was said with the head: a body that never ends changes nothing.
+#[tokio::test]
+async fn a_status_that_is_mapped_to_done_does_not_wait_for_the_body() {
+    let raw = Raw::start(|mut connection: Connection| async move {
+        if connection.read().await.is_some() {
+            connection.write(b"HTTP/1.1 409 Known\r\ncontent-length: 100\r\n\r\nx").await;
+            connection.until_closed().await;
+        }
+    })
+    .await;
+    let begun = tokio::time::Instant::now();
+    for (meaning, expected) in [
+        (Meaning::Accepted, Verdict::Accepted { status: 409 }),
+        (Meaning::Drop, Verdict::Drop { status: 409 }),
+    ] {
+        let mut config = config(raw.url());
+        config.status_map = vec![(409..=409, meaning)];
+        assert_eq!(Message::new("m").send(&made(config)).await, expected);
+    }
+    assert!(begun.elapsed() < AMPLE / 2, "{:?}", begun.elapsed());
+}
+
 #[tokio::test]
 async fn each_attempt_is_signed_for_its_own_time_and_the_id_stays() {
     let raw = Raw::answering(OK).await;
