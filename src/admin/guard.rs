@@ -54,11 +54,8 @@ impl Guard {
         }
         let of_header = host.map(|host| host.to_str().ok().and_then(|host| host.parse().ok()));
         let of_uri = uri.authority().map(|authority| Some(authority.clone()));
-        let named = [of_header, of_uri].into_iter().flatten();
-        if named
-            .map(|host: Option<Authority>| host.is_some_and(|host| is_local(host.host())))
-            .all(|local| local)
-        {
+        let mut named = [of_header, of_uri].into_iter().flatten();
+        if named.all(|host: Option<Authority>| host.is_some_and(|host| is_local(host.host()))) {
             return Ok(());
         }
         let detail = "this listener is on a loopback address and answers only to localhost and \

@@ -11,6 +11,7 @@ use inboxd_contract::{Finding, Severity};
 use super::upkeep::chain;
 use super::{AppError, sources, store};
 use crate::config::{Config, SubscriptionConfig};
+use crate::telemetry::Telemetry;
 
 /// For inspections that keep to the bound themselves and know more of what hangs.
 const MARGIN: Duration = Duration::from_secs(2);
@@ -29,6 +30,28 @@ impl Checked {
     pub fn has_problem(&self) -> bool {
         self.findings.iter().any(|finding| finding.severity == Severity::Problem)
     }
+}
+
+/// What a start would refuse beyond the configuration's own rules: what only the libraries that
+/// values are meant for know, and files that they read. Connects to nothing; parts without a
+/// problem are left out.
+pub fn check_start(config: &Config) -> Vec<Checked> {
+    let telemetry = Telemetry::check(&config.telemetry)
+        .map_err(|error| AppError::Config { key: error.name.clone(), source: error.into() });
+    let mut parts = vec![("telemetry".to_owned(), vec![telemetry])];
+    for subscription in &config.subscriptions {
+        let results =
+            vec![sources::validate(subscription), sources::http_forwarder(subscription).map(drop)];
+        parts.push((format!("subscription {}", subscription.settings.name), results));
+    }
+    parts
+        .into_iter()
+        .map(|(part, results)| {
+            let errors = results.into_iter().filter_map(Result::err);
+            Checked { part, findings: errors.map(|error| refused(&error)).collect() }
+        })
+        .filter(Checked::has_problem)
+        .collect()
 }
 
 /// Tries the database, and source and callback of each subscription.

@@ -30,7 +30,7 @@ use crate::config::Config;
 use crate::engine::{DrainReport, Hub, HubSettings, Subscription};
 use crate::telemetry::{Metrics, Telemetry};
 
-pub use check::{Checked, check};
+pub use check::{Checked, check, check_start};
 pub use explain::explain_from_database;
 
 use operator::Operator;

@@ -83,6 +83,24 @@ pub(super) fn described(subscription: &SubscriptionConfig) -> Option<Described> 
     })
 }
 
+/// What only the broker's library can refuse; connects to nothing.
+pub(super) fn validate(subscription: &SubscriptionConfig) -> Result<(), AppError> {
+    match &subscription.source {
+        #[cfg(feature = "kafka")]
+        SourceConfig::Kafka(kafka) => kafka_config(subscription, kafka)
+            .validate()
+            .map_err(|error| refused(subscription, error)),
+        #[cfg(not(feature = "kafka"))]
+        SourceConfig::Kafka(_) => Err(AppError::Feature("kafka")),
+        #[cfg(feature = "rabbitmq")]
+        SourceConfig::RabbitMq(rabbitmq) => rabbitmq_config(subscription, rabbitmq)
+            .validate()
+            .map_err(|error| refused(subscription, error)),
+        #[cfg(not(feature = "rabbitmq"))]
+        SourceConfig::RabbitMq(_) => Err(AppError::Feature("rabbitmq")),
+    }
+}
+
 /// Looks at where a subscription consumes from, within this time.
 pub(super) async fn inspect(
     config: &Config,

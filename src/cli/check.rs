@@ -61,6 +61,11 @@ pub(super) fn run(arguments: CheckArgs) -> ExitCode {
             return ExitCode::from(app::EXIT_CONFIG);
         }
     };
+    let refused = app::check_start(&config);
+    if !refused.is_empty() {
+        tell(format, &config, &refused);
+        return ExitCode::from(app::EXIT_CONFIG);
+    }
     if !connect {
         tell(format, &config, &[]);
         return ExitCode::SUCCESS;
@@ -84,12 +89,13 @@ fn tell(format: Format, config: &Config, checked: &[Checked]) {
 
 fn for_people(config: &Config, checked: &[Checked]) -> String {
     let names: Vec<_> = config.subscriptions.iter().map(|one| &*one.settings.name).collect();
+    let verdict = match checked.iter().any(Checked::has_problem) {
+        true => "the configuration can be read",
+        false => "the configuration has no problem",
+    };
     let mut text = match names.len() {
-        1 => format!("the configuration has no problem: subscription {}\n", names[0]),
-        count => format!(
-            "the configuration has no problem: {count} subscriptions, {}\n",
-            names.join(", ")
-        ),
+        1 => format!("{verdict}: subscription {}\n", names[0]),
+        count => format!("{verdict}: {count} subscriptions, {}\n", names.join(", ")),
     };
     for notice in &config.notices {
         text.push_str(&format!("note: {}\n", shown(notice)));

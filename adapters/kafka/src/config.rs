@@ -147,6 +147,14 @@ impl KafkaConfig {
         self.properties.get("isolation.level").is_none_or(|level| level == "read_committed")
     }
 
+    /// Checks everything that can be checked without the broker.
+    ///
+    /// # Errors
+    /// Permanent; names the property.
+    pub fn validate(&self) -> Result<(), SourceError> {
+        self.client().map(drop)
+    }
+
     /// Checks everything and gives librdkafka's configuration.
     pub(crate) fn client(&self) -> Result<ClientConfig, SourceError> {
         self.check()?;

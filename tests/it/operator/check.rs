@@ -130,3 +130,32 @@ async fn a_fresh_database_is_fine_and_a_wrong_login_is_not() {
     assert_eq!(told.code, Some(69), "{told:?}");
     assert!(told.out.contains("there is no directory /nowhere/at/all"), "{told:?}");
 }
+
+/// What only a library can refuse is told without connecting, as `inboxd run` would tell it.
+#[test]
+fn what_a_start_would_refuse_is_told_without_connecting() {
+    let dir = tempfile::tempdir().unwrap();
+    let bad_pem = dir.path().join("ca.pem");
+    std::fs::write(&bad_pem, "no certificate\n").unwrap();
+    let config = format!(
+        "[broker.main]\nkind = \"kafka\"\nurl = \"127.0.0.1:1\"\n\
+         [broker.main.properties]\n\"no.such.property\" = \"1\"\n\
+         [subscription.orders]\ncallback = \"https://127.0.0.1:1/\"\n\
+         source = {{ topics = [\"orders\"], group = \"billing\" }}\n\
+         tls = {{ ca_file = \"{}\" }}\n",
+        bad_pem.display()
+    );
+    let file = dir.path().join("inboxd.toml");
+    std::fs::write(&file, config).unwrap();
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_inboxd"))
+        .args(["check", "--config"])
+        .arg(&file)
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318")
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(78), "{text}");
+    for wanted in ["no.such.property", "ca.pem", "OTEL_EXPORTER_OTLP_ENDPOINT"] {
+        assert!(text.contains(wanted), "no {wanted} in:\n{text}");
+    }
+}

@@ -23,9 +23,9 @@ fn promtool() -> PathBuf {
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
     let fetched = cache.map(|cache| cache.join("inboxd-test/prometheus/usr/bin/promtool"));
-    let installed = std::env::var_os("PATH")
+    let installed: Vec<_> = std::env::var_os("PATH")
         .map(|path| std::env::split_paths(&path).map(|dir| dir.join("promtool")).collect())
-        .unwrap_or_else(Vec::new);
+        .unwrap_or_default();
     fetched
         .into_iter()
         .chain(installed)
