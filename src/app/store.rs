@@ -7,9 +7,9 @@ use inboxd_contract::{Finding, InboxStore, StoreError};
 use rand::Rng as _;
 
 use super::check::unusable;
-use super::upkeep::chain;
 use super::{AppError, INBOX_ID};
 use crate::admin::Dependency;
+use crate::causes::chain;
 use crate::config::{DatabaseConfig, DatabaseUrl};
 
 /// How long `inboxd migrate` waits for a database.
@@ -81,7 +81,7 @@ pub(super) async fn inspect(config: &DatabaseConfig, lease: Duration) -> Vec<Fin
     {
         return vec![no_file_yet(path)];
     }
-    let store = match open_to_read(config, lease).await {
+    let store = match open_for(Use::Check, config, lease).await {
         Ok(store) => store,
         Err(error) => return vec![unusable(&error)],
     };
@@ -129,12 +129,14 @@ fn no_file_yet(path: &std::path::Path) -> Finding {
 }
 
 /// What a store is opened for.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Use {
     /// Migrated, and locked where the database is one file.
     Everything,
     /// Nothing is written, not even tables.
     Look,
+    /// As to look, and what a start would refuse is refused.
+    Check,
 }
 
 async fn try_open(
@@ -171,7 +173,7 @@ async fn sqlite(
     sqlite.readers_max = config.pool_max;
     let store = match purpose {
         Use::Everything => SqliteStore::open(sqlite).await,
-        Use::Look => SqliteStore::open_to_read(sqlite).await,
+        Use::Look | Use::Check => SqliteStore::open_to_read(sqlite).await,
     };
     let store = store.map_err(AppError::Store)?;
     Ok(Arc::new(store))
@@ -204,9 +206,12 @@ async fn postgres(
     postgres.migrate_url = config.migrate_url.clone();
     postgres.prepared_statements = config.prepared_statements;
     let store = PostgresStore::connect(postgres).map_err(AppError::Store)?;
-    if purpose == Use::Everything
-        && let Err(error) = store.migrate().await
-    {
+    let fit = match purpose {
+        Use::Everything => store.migrate().await,
+        Use::Look => Ok(()),
+        Use::Check => store.check_pooler().await,
+    };
+    if let Err(error) = fit {
         store.close().await;
         return Err(AppError::Store(error));
     }
@@ -241,7 +246,7 @@ async fn mysql(
     mysql.allow_weak_durability = config.allow_weak_durability;
     let store = match purpose {
         Use::Everything => MysqlStore::connect(mysql).await,
-        Use::Look => MysqlStore::open_to_read(mysql).await,
+        Use::Look | Use::Check => MysqlStore::open_to_read(mysql).await,
     };
     let store = store.map_err(AppError::Store)?;
     Ok(Arc::new(store))

@@ -88,10 +88,21 @@ impl PostgresStore {
     /// breaking migration that this binary does not know, or there is a pooler that needs
     /// [`PostgresConfig::prepared_statements`] to be false.
     pub async fn migrate(&self) -> Result<(), StoreError> {
+        self.check_pooler().await?;
+        migrate(&self.config, &self.migrate_options).await
+    }
+
+    /// Whether prepared statements, if they are to be used, outlive their transaction. Writes
+    /// nothing.
+    ///
+    /// # Errors
+    /// Transient: the database is not there. Permanent: there is a pooler in between that needs
+    /// [`PostgresConfig::prepared_statements`] to be false.
+    pub async fn check_pooler(&self) -> Result<(), StoreError> {
         if self.config.prepared_statements {
             pooler::check(&self.options, self.config.acquire_timeout).await?;
         }
-        migrate(&self.config, &self.migrate_options).await
+        Ok(())
     }
 
     /// One statement in a transaction of its own.
