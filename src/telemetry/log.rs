@@ -3,10 +3,16 @@
 //! Invariants: one event is one line, whatever a publisher, an application or a broker put into
 //! what it shows: control characters come out escaped, so that nobody forges a line or a colour.
 
+use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal, Write};
 
+use tracing::Subscriber;
+use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt as _;
+use tracing_subscriber::fmt::format;
 use tracing_subscriber::fmt::time::SystemTime;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -73,28 +79,75 @@ impl LogSettings {
 pub fn init_log(settings: &LogSettings) -> Result<(), LogError> {
     let filter = settings.filter()?;
     let terminal = std::io::stderr().is_terminal();
+    let look = match settings.format {
+        LogFormat::Auto if terminal => Look::Human { colours: true },
+        LogFormat::Human => Look::Human { colours: terminal },
+        LogFormat::Auto | LogFormat::Json => Look::Json,
+    };
+    subscriber(filter, look, io::stderr).try_init().map_err(|error| LogError::Again(error.into()))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Look {
+    Human { colours: bool },
+    Json,
+}
+
+fn subscriber<W: Write>(
+    filter: EnvFilter,
+    look: Look,
+    out: impl Fn() -> W + Send + Sync + 'static,
+) -> Box<dyn Subscriber + Send + Sync> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_timer(SystemTime)
-        .with_writer(move || OneLine { colours: terminal, out: io::stderr().lock() })
-        .with_ansi(terminal);
-    let human = match settings.format {
-        LogFormat::Auto => terminal,
-        LogFormat::Human => true,
-        LogFormat::Json => false,
-    };
-    if human {
-        builder.try_init()
-    } else {
-        builder.json().flatten_event(true).with_current_span(true).with_span_list(false).try_init()
+        .with_writer(move || OneLine { look, out: out() });
+    match look {
+        Look::Human { colours } => {
+            let fields = format::debug_fn(human_field).delimited(" ");
+            Box::new(builder.with_ansi(colours).fmt_fields(fields).finish())
+        }
+        Look::Json => {
+            let json = builder.with_ansi(false).json();
+            let json = json.flatten_event(true).with_current_span(true).with_span_list(false);
+            Box::new(json.finish())
+        }
     }
-    .map_err(LogError::Again)
+}
+
+/// Writes one field for a person. The subscriber's own way would let control characters of values
+/// pass, which cannot be told from its colours afterwards.
+fn human_field(to: &mut format::Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    let name = field.name().trim_start_matches("r#");
+    match (name, to.has_ansi_escapes()) {
+        ("message", _) => {}
+        (name, true) => write!(to, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m")?,
+        (name, false) => write!(to, "{name}=")?,
+    }
+    write!(Escaping(to), "{value:?}")
+}
+
+struct Escaping<'a, W>(&'a mut W);
+
+impl<W: fmt::Write> fmt::Write for Escaping<'_, W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for part in text.split_inclusive(char::is_control) {
+            match part.chars().next_back().filter(|last| last.is_control()) {
+                Some(control) => {
+                    self.0.write_str(&part[..part.len() - control.len_utf8()])?;
+                    write!(self.0, "{}", control.escape_default())?;
+                }
+                None => self.0.write_str(part)?,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Writes each event as one line. The subscriber hands over an event whole, with its newline.
 struct OneLine<W> {
-    /// Escape sequences are our own: the subscriber has escaped those of others.
-    colours: bool,
+    /// With colours, escape sequences are our own: fields were escaped when they were written.
+    look: Look,
     out: W,
 }
 
@@ -105,20 +158,23 @@ impl<W: Write> Write for OneLine<W> {
     }
 
     fn write_all(&mut self, event: &[u8]) -> io::Result<()> {
-        let line = event.strip_suffix(b"\n").unwrap_or(event);
-        let is_ours = |byte: u8| !byte.is_ascii_control() || (byte == 0x1b && self.colours);
-        if line.iter().all(|byte| is_ours(*byte)) {
+        let line = String::from_utf8_lossy(event.strip_suffix(b"\n").unwrap_or(event));
+        let colours = self.look == (Look::Human { colours: true });
+        let passes = |c: char| !c.is_control() || (c == '\x1b' && colours);
+        if line.chars().all(passes) {
             return self.out.write_all(event);
         }
-        let mut escaped = Vec::with_capacity(line.len() + 16);
-        for byte in line {
-            match byte {
-                byte if is_ours(*byte) => escaped.push(*byte),
-                byte => escaped.extend(byte.escape_ascii()),
+        let mut escaped = String::with_capacity(line.len() + 16);
+        for c in line.chars() {
+            match self.look {
+                _ if passes(c) => escaped.push(c),
+                Look::Human { .. } => escaped.extend(c.escape_default()),
+                // Such a character stands within a string, or there would be no JSON already.
+                Look::Json => escaped.push_str(&format!("\\u{:04x}", u32::from(c))),
             }
         }
-        escaped.push(b'\n');
-        self.out.write_all(&escaped)
+        escaped.push('\n');
+        self.out.write_all(escaped.as_bytes())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -146,21 +202,66 @@ mod tests {
         }
     }
 
-    #[test]
-    fn nobody_forges_a_line_or_a_colour() {
+    /// Everything that may do harm on a terminal or in a line: C0, DEL and C1.
+    const HOSTILE: &str =
+        "id\r\n2026-12-01T00:00:00Z ERROR inboxd: forged\u{1b}[31m\u{7}\u{0}\u{7f}\u{85}\u{9b}2J";
+
+    /// One event that shows the text in every way, as it is written.
+    fn line(look: Look, text: &str) -> String {
         let kept = Kept::default();
         let out = kept.clone();
-        let writer = move || OneLine { colours: false, out: out.clone() };
-        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(writer).finish();
-        let hostile = "id\r\n2026-12-01T00:00:00Z ERROR inboxd: forged\u{1b}[31m\u{7}\u{0}";
+        let subscriber = subscriber(EnvFilter::new("info"), look, move || out.clone());
+        let error = io::Error::other(text);
         tracing::subscriber::with_default(subscriber, || {
-            tracing::warn!(detail = hostile, key = ?hostile, origin = %hostile, "said: {hostile}");
+            let span = tracing::info_span!("span", spanned = %text);
+            let _in_span = span.enter();
+            let cause: &dyn std::error::Error = &error;
+            tracing::warn!(detail = text, key = ?text, origin = %text, cause, %error, "said: {text}");
         });
-        let text = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
-        assert_eq!(text.matches('\n').count(), 1, "{text}");
-        assert!(text.ends_with('\n'));
-        assert!(text.trim_end_matches('\n').chars().all(|c| !c.is_control()), "{text:?}");
-        assert_eq!(text.matches("forged").count(), 4, "nothing is left out: {text}");
+        String::from_utf8(kept.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[test]
+    fn nobody_forges_a_line_or_a_colour() {
+        for look in [Look::Human { colours: false }, Look::Json] {
+            let text = line(look, HOSTILE);
+            let one = text.strip_suffix('\n').unwrap();
+            assert!(!one.contains(char::is_control), "{text:?}");
+            assert_eq!(text.matches("forged").count(), 7, "nothing is left out: {text}");
+        }
+    }
+
+    #[test]
+    fn with_colours_too_no_value_reaches_the_terminal_raw() {
+        let look = Look::Human { colours: true };
+        let text = line(look, HOSTILE);
+        let one = text.strip_suffix('\n').unwrap();
+        let escapes = |text: &str| text.matches('\x1b').count();
+        assert!(!one.contains(|c: char| c.is_control() && c != '\x1b'), "{text:?}");
+        assert!(!one.contains("\x1b[31m"), "{text:?}");
+        assert!(escapes(one) > 0 && escapes(one) == escapes(&line(look, "harmless")), "{text:?}");
+        assert_eq!(text.matches("forged").count(), 7, "nothing is left out: {text}");
+    }
+
+    #[test]
+    fn a_line_of_json_parses_and_has_every_character_back() {
+        let text = line(Look::Json, HOSTILE);
+        let parsed: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&parsed["detail"], &parsed["origin"]), (&HOSTILE.into(), &HOSTILE.into()));
+        assert_eq!(parsed["message"], format!("said: {HOSTILE}"));
+        assert_eq!(parsed["span"]["spanned"], HOSTILE);
+    }
+
+    #[test]
+    fn a_person_reads_names_and_values() {
+        let text = line(Look::Human { colours: false }, "harmless");
+        let (_, fields) = text.split_once("tests: ").unwrap();
+        assert_eq!(
+            fields,
+            "said: harmless detail=\"harmless\" key=\"harmless\" origin=harmless cause=harmless \
+             error=harmless\n"
+        );
+        assert!(text.contains("span{spanned=harmless}"), "{text}");
     }
 
     #[test]
