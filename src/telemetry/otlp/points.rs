@@ -303,10 +303,25 @@ mod tests {
         let orders = metrics.subscription("orders");
         orders.in_flight(1, 2_048);
         let exported = export(&metrics);
-        let text = metrics.encode();
-        for family in families(&text).iter().filter(|family| !family.samples.is_empty()) {
-            let (name, unit) = named(family);
-            assert_eq!(find(&exported, &name).unit, unit);
+        let mut expected = Vec::new();
+        for text in [metrics.encode(), metrics.encode_conventions()] {
+            for line in text.lines() {
+                let Some(typed) = line.strip_prefix("# TYPE ") else { continue };
+                let name = typed.split(' ').next().unwrap();
+                if text.lines().any(|line| line.starts_with(name)) {
+                    expected.push(name.replacen("inboxd_", "inboxd.", 1));
+                }
+            }
+        }
+        assert!(expected.len() > 25, "{expected:?}");
+        assert_eq!(exported.len(), expected.len());
+        for name in expected {
+            let (bare, unit) = match name.rsplit_once('_') {
+                Some((bare, "seconds")) => (bare, "s"),
+                Some((bare, "bytes")) => (bare, "By"),
+                _ => (&*name, "1"),
+            };
+            assert_eq!(find(&exported, bare).unit, unit, "{name}");
         }
         assert_eq!(find(&exported, "inboxd.in_flight").unit, "By");
         assert_eq!(find(&exported, "inboxd.in_flight_deliveries").unit, "1");
