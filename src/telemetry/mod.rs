@@ -11,4 +11,5 @@ pub use log::{LogError, LogFormat, LogSettings, init_log};
 pub use metrics::{METRICS_CONTENT_TYPE, Metrics, StoreCall};
 pub use otlp::{Telemetry, TelemetryError};
 pub use subscription::SubscriptionMetrics;
+pub(crate) use trace::bounded;
 pub use trace::{AttemptTrace, DeliveryTrace, Described, SubscriptionTracer, TraceIds};

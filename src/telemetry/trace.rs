@@ -5,9 +5,9 @@
 //! whose context the application gets.
 //!
 //! Invariants: a context is always handed over, never ambient, so that none bleeds into another
-//! message; the message's trace id, sampled flag and tracestate are kept; an invalid context
-//! counts as none. Destinations in names and metrics are topics and queues, never what a
-//! publisher chose.
+//! message; the message's trace id and tracestate are kept, and its sampled flag too unless
+//! `OTEL_TRACES_SAMPLER` names a sampler that does not ask the parent; an invalid context counts as
+//! none. Destinations in names and metrics are topics and queues, never what a publisher chose.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use url::Url;
 
 use super::families::{Families, FreeLabels};
 
-/// The longest value that a publisher gives an attribute, in bytes.
+/// The longest value that a publisher gives an attribute, in bytes of what is exported.
 const VALUE_BYTES_MAX: usize = 256;
 /// W3C Trace Context level 2: the trace id is random. Kept as it came.
 const FLAG_RANDOM: u8 = 0x02;
@@ -163,7 +163,10 @@ impl Inner {
             KeyValue::new("messaging.system", system(origin)),
             KeyValue::new("messaging.operation.name", "process"),
             KeyValue::new("messaging.operation.type", "process"),
-            KeyValue::new("messaging.message.id", bounded(key.message_id.as_str().as_bytes())),
+            KeyValue::new(
+                "messaging.message.id",
+                attribute_text(key.message_id.as_str().as_bytes()),
+            ),
             KeyValue::new("messaging.message.body.size", size(body_bytes as u64)),
             KeyValue::new("inboxd.subscription", self.described.subscription.to_string()),
             KeyValue::new("inboxd.consumer_id", key.consumer_id.as_str().to_owned()),
@@ -172,7 +175,7 @@ impl Inner {
             attributes.push(KeyValue::new("messaging.consumer.group.name", group.clone()));
         }
         if let Some(id) = &envelope.correlation_id {
-            attributes.push(KeyValue::new("messaging.message.conversation_id", bounded(id)));
+            attributes.push(KeyValue::new("messaging.message.conversation_id", attribute_text(id)));
         }
         match origin {
             Origin::Kafka { topic, partition, offset, .. } => {
@@ -182,7 +185,8 @@ impl Inner {
                     KeyValue::new("messaging.kafka.offset", *offset),
                 ]);
                 if let Some(key) = &envelope.key {
-                    attributes.push(KeyValue::new("messaging.kafka.message.key", bounded(key)));
+                    attributes
+                        .push(KeyValue::new("messaging.kafka.message.key", attribute_text(key)));
                 }
                 if envelope.body.is_none() {
                     attributes.push(KeyValue::new("messaging.kafka.message.tombstone", true));
@@ -196,12 +200,12 @@ impl Inner {
                         parts.push(part);
                     }
                 }
-                let name = bounded(parts.join(":").as_bytes());
+                let name = attribute_text(parts.join(":").as_bytes());
                 attributes.push(KeyValue::new("messaging.destination.name", name));
                 if !routing_key.is_empty() {
                     attributes.push(KeyValue::new(
                         "messaging.rabbitmq.destination.routing_key",
-                        bounded(routing_key.as_bytes()),
+                        attribute_text(routing_key.as_bytes()),
                     ));
                 }
             }
@@ -382,12 +386,22 @@ fn parent(envelope: &Envelope) -> Context {
     none.with_remote_span_context(SpanContext::new(trace_id, span_id, sampled, true, state))
 }
 
-/// Text of at most [`VALUE_BYTES_MAX`] bytes, and a sign where something was left out.
-fn bounded(value: &[u8]) -> String {
-    if value.len() <= VALUE_BYTES_MAX {
-        return String::from_utf8_lossy(value).into_owned();
+/// What a publisher chose, as the value of an attribute.
+fn attribute_text(value: &[u8]) -> String {
+    bounded(value, VALUE_BYTES_MAX)
+}
+
+/// Text of at most `max` bytes for what may be no text and of any length, and a sign where something
+/// was left out.
+pub(crate) fn bounded(value: &[u8], max: usize) -> String {
+    // What is no text grows when it is decoded; a character that is cut here ends beyond `max`.
+    let beginning = &value[..value.len().min(max.saturating_add(4))];
+    let mut text = String::from_utf8_lossy(beginning).into_owned();
+    if text.len() > max {
+        text.truncate(text.floor_char_boundary(max));
+        text.push('…');
     }
-    format!("{}…", String::from_utf8_lossy(&value[..VALUE_BYTES_MAX]))
+    text
 }
 
 fn size(bytes: u64) -> i64 {
@@ -469,8 +483,21 @@ mod tests {
     }
 
     #[test]
-    fn what_publishers_choose_is_cut_and_an_abandoned_delivery_counts_as_released() {
-        assert_eq!(bounded(&[b'x'; 10_240]).len(), VALUE_BYTES_MAX + '…'.len_utf8());
+    fn what_publishers_choose_is_cut_after_it_was_decoded() {
+        let cut = attribute_text;
+        assert_eq!(cut(&[b'x'; 256]), "x".repeat(256));
+        assert_eq!(cut(&[b'x'; 10_240]), format!("{}…", "x".repeat(256)));
+        assert_eq!(cut("é".repeat(10_240).as_bytes()), format!("{}…", "é".repeat(128)));
+        // Three bytes for each that is no text.
+        assert_eq!(cut(&[0xff; 10_240]), format!("{}…", "\u{fffd}".repeat(85)));
+        assert_eq!(cut(&[0xff; 100]), format!("{}…", "\u{fffd}".repeat(85)));
+        // The character at the end of the part that is looked at is no wrong one.
+        let text = format!("{}€€€", "x".repeat(255));
+        assert_eq!(cut(text.as_bytes()), format!("{}…", "x".repeat(255)));
+    }
+
+    #[test]
+    fn an_abandoned_delivery_counts_as_released() {
         let metrics = Metrics::new();
         let conventions = Some(metrics.families().clone());
         let tracer = SubscriptionTracer::new(None, conventions, described());
