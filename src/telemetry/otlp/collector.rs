@@ -13,6 +13,7 @@ use reqwest::{Client, Response, StatusCode};
 use tokio::time::Instant;
 
 use super::settings::{Signal, Target, TelemetryError};
+use crate::causes::chain;
 use crate::telemetry::Metrics;
 
 const PROTOBUF: HeaderValue = HeaderValue::from_static("application/x-protobuf");
@@ -62,6 +63,8 @@ impl Collector {
         if target.url.scheme() == "http" {
             // Nothing to trust is needed, and a machine may have nothing.
             builder = builder.tls_certs_only([]);
+        } else if let Some(roots) = target.roots.clone() {
+            builder = builder.tls_certs_only(roots);
         }
         let client = builder.build().map_err(|error| TelemetryError {
             name: "telemetry.endpoint".into(),
@@ -117,7 +120,7 @@ impl Collector {
                 tracing::warn!(
                     code = %ErrorCode::TelemetryNotSent,
                     signal,
-                    endpoint = %self.target.url,
+                    endpoint = self.target.shown(),
                     problem,
                     untold,
                     "the collector does not take it; messages are not affected"
@@ -153,13 +156,62 @@ async fn judge(mut response: Response) -> (Sent, Option<String>) {
     }
 }
 
-/// An error and what is behind it, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(&format!(": {error}"));
-        source = error.source();
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use reqwest::header::HeaderMap;
+    use reqwest::{Certificate, Url};
+    use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+
+    use super::*;
+
+    /// Takes everything over TLS, with this certificate; answers its port.
+    async fn takes_everything(own: &rcgen::CertifiedKey<rcgen::KeyPair>) -> u16 {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(own.signing_key.serialize_der()));
+        let tls = rustls::ServerConfig::builder()
+            .with_no_client_auth()
+            .with_single_cert(vec![own.cert.der().clone()], key)
+            .unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(tls));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+                let mut request = Vec::new();
+                while !request.ends_with(b"a body")
+                    && stream.read_buf(&mut request).await.is_ok_and(|read| read > 0)
+                {
+                }
+                let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+                drop(stream.write_all(answer).await);
+                drop(stream.shutdown().await);
+            }
+        });
+        port
     }
-    text
+
+    #[tokio::test]
+    async fn a_collector_is_trusted_by_the_named_roots_alone() {
+        let certified = || rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let (own, another) = (certified(), certified());
+        let port = takes_everything(&own).await;
+        let send = async |root: &rcgen::Certificate| {
+            let target = Target {
+                url: Url::parse(&format!("https://localhost:{port}/v1/traces")).unwrap(),
+                roots: Some(vec![Certificate::from_der(root.der()).unwrap()]),
+                headers: HeaderMap::new(),
+                timeout: Duration::from_secs(20),
+            };
+            let collector = Collector::new(Signal::Traces, target, &Metrics::new()).unwrap();
+            collector.send(b"a body".to_vec()).await
+        };
+        assert_eq!(send(&another.cert).await, Sent::Again(Duration::ZERO));
+        assert_eq!(send(&own.cert).await, Sent::Done);
+    }
 }

@@ -76,7 +76,7 @@ impl Telemetry {
         }
         let resource = resource(settings.resource);
         if let Some(target) = settings.traces {
-            let endpoint = target.url.to_string();
+            let endpoint = target.shown();
             let collector = Arc::new(Collector::new(Signal::Traces, target, &self.metrics)?);
             let (queue, exporter) = Exporter::new(
                 collector,
@@ -95,7 +95,7 @@ impl Telemetry {
             tracing::info!(endpoint, "traces are exported");
         }
         if let Some(target) = settings.metrics {
-            let endpoint = target.url.to_string();
+            let endpoint = target.shown();
             let collector = Collector::new(Signal::Metrics, target, &self.metrics)?;
             let exporter = MetricsExporter {
                 metrics: self.metrics.clone(),

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use opentelemetry_sdk::trace::Sampler;
 use percent_encoding::percent_decode_str;
-use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Certificate, Url};
 use secrecy::ExposeSecret as _;
 
 use crate::config::TelemetryConfig;
@@ -43,11 +43,24 @@ impl Signal {
 /// Where one signal goes.
 #[derive(Debug, Clone)]
 pub(super) struct Target {
+    /// Its query may hold a key: print [`Target::shown`].
     pub(super) url: Url,
+    /// What the collector's certificate is checked against in place of the system's roots.
+    pub(super) roots: Option<Vec<Certificate>>,
     /// Marked as sensitive: not printed.
     pub(super) headers: HeaderMap,
     /// The bound on one export.
     pub(super) timeout: Duration,
+}
+
+impl Target {
+    /// The URL as it may stand in logs: without its query and fragment.
+    pub(super) fn shown(&self) -> String {
+        let mut url = self.url.clone();
+        url.set_query(None);
+        url.set_fragment(None);
+        url.into()
+    }
 }
 
 /// How spans are batched.
@@ -193,7 +206,31 @@ fn target(
         }
         (None, None) => TIMEOUT,
     };
-    Ok(Some(Target { url, headers: headers(config, variables, signal)?, timeout }))
+    for name in ["CLIENT_CERTIFICATE", "CLIENT_KEY"] {
+        if let Some((name, _)) = variables.either(signal, name) {
+            notices.push(format!("{name}: exports are sent without a client certificate"));
+        }
+    }
+    let roots = match url.scheme() {
+        "https" => roots(variables, signal)?,
+        _ => None,
+    };
+    Ok(Some(Target { url, roots, headers: headers(config, variables, signal)?, timeout }))
+}
+
+fn roots(
+    variables: &Variables<'_>,
+    signal: Signal,
+) -> Result<Option<Vec<Certificate>>, TelemetryError> {
+    let Some((name, path)) = variables.either(signal, "CERTIFICATE") else { return Ok(None) };
+    let pem = match std::fs::read(&path) {
+        Ok(pem) => pem,
+        Err(error) => return refused(name, format!("the file {path:?} cannot be read: {error}")),
+    };
+    match Certificate::from_pem_bundle(&pem) {
+        Ok(roots) if !roots.is_empty() => Ok(Some(roots)),
+        _ => refused(name, format!("the file {path:?} has no certificates in PEM")),
+    }
 }
 
 fn is_exported(variables: &Variables<'_>, signal: Signal) -> Result<bool, TelemetryError> {
@@ -214,9 +251,11 @@ fn endpoint(
 ) -> Result<Option<Url>, TelemetryError> {
     let path = format!("v1/{}", signal.as_str());
     let own = signal.variable("ENDPOINT");
+    let mut path_is_added = true;
     let (name, text) = if let Some(base) = &config.endpoint {
         ("telemetry.endpoint".to_owned(), format!("{}/{path}", base.trim_end_matches('/')))
     } else if let Some(url) = variables.get(&own) {
+        path_is_added = false;
         (own, url)
     } else if let Some(base) = variables.get("OTEL_EXPORTER_OTLP_ENDPOINT") {
         let url = format!("{}/{path}", base.trim_end_matches('/'));
@@ -231,6 +270,14 @@ fn endpoint(
     };
     if !url.username().is_empty() || url.password().is_some() {
         return refused(name, "it holds credentials, which would stand in logs: use a header");
+    }
+    if path_is_added && (url.query().is_some() || url.fragment().is_some()) {
+        let what = format!(
+            "it has a query or a fragment, after which no path can be added: write the base URL \
+             alone, or the whole URL as {}",
+            signal.variable("ENDPOINT")
+        );
+        return refused(name, what);
     }
     Ok(Some(url))
 }
@@ -375,6 +422,41 @@ mod tests {
     }
 
     #[test]
+    fn a_key_in_a_signal_s_own_endpoint_is_sent_and_not_shown() {
+        let url = "https://collector/v1/traces?api_key=geheim#geheim";
+        let own = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", url);
+        let traces = good(&TelemetryConfig::default(), &[own]).traces.unwrap();
+        assert_eq!(traces.url.as_str(), url);
+        assert_eq!(traces.shown(), "https://collector/v1/traces");
+    }
+
+    #[test]
+    fn the_roots_of_a_file_replace_the_system_s_for_https_alone() {
+        let none = TelemetryConfig::default();
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let root = rcgen::generate_simple_self_signed(["collector".to_owned()]).unwrap();
+        let (good_file, bad_file) = (file("ca.pem", &root.cert.pem()), file("no.pem", "nothing"));
+        let https = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4318");
+        let own = "OTEL_EXPORTER_OTLP_METRICS_CERTIFICATE";
+        let settings = good(&none, &[https, (own, &good_file)]);
+        assert!(settings.traces.unwrap().roots.is_none());
+        assert_eq!(settings.metrics.unwrap().roots.unwrap().len(), 1);
+        assert!(settings.notices.is_empty(), "{:?}", settings.notices);
+        for path in [bad_file.as_str(), "/does/not/exist.pem"] {
+            let name = "OTEL_EXPORTER_OTLP_CERTIFICATE";
+            let error = resolve(&none, &[https, (name, path)]).unwrap_err();
+            assert_eq!(error.name, name);
+            assert!(error.to_string().contains(path), "{error}");
+            assert!(good(&none, &[ENDPOINT, (name, path)]).traces.unwrap().roots.is_none());
+        }
+    }
+
+    #[test]
     fn the_configuration_comes_before_the_environment() {
         let config = TelemetryConfig {
             endpoint: Some("http://127.0.0.1:4318".into()),
@@ -459,8 +541,10 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_HEADERS", "a b=1"),
             ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "collector:4318"),
             ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://me:geheim@collector"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318/?api_key=geheim"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318#geheim"),
         ] {
-            let error = resolve(&none, &[ENDPOINT, (name, value)]).unwrap_err();
+            let error = resolve(&none, &[(name, value), ENDPOINT]).unwrap_err();
             assert_eq!(error.name, name);
             assert!(!error.to_string().contains("geheim"), "{error}");
         }
@@ -468,6 +552,8 @@ mod tests {
             ("OTEL_BSP_SCHEDULE_DELAY", "soon"),
             ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
             ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
+            ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "client.key"),
+            ("OTEL_EXPORTER_OTLP_METRICS_CLIENT_CERTIFICATE", "client.pem"),
         ] {
             let notices = good(&none, &[ENDPOINT, (name, value)]).notices;
             assert!(notices.iter().any(|notice| notice.contains(name)), "{notices:?}");
