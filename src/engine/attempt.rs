@@ -4,8 +4,6 @@
 //! attempt is counted for each POST, before it, and taken back where no verdict came of it;
 //! a message that cannot be claimed now holds no slot while it waits.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use inboxd_contract::{
     Attempt, ClaimAnswer, ErrorCode, Fingerprint, ForwardRequest, Look, Outcome,
     RetryReason, Verdict,
@@ -252,7 +250,7 @@ struct Hold<'a> {
 impl Hold<'_> {
     fn tell(&mut self, item: &Item, attempts: u32) {
         if !std::mem::replace(&mut self.counted, true) {
-            self.shared.metrics.held(self.shared.held.fetch_add(1, Relaxed) + 1);
+            self.shared.metrics.held(1);
             let TraceIds { trace_id, span_id } = item.ids();
             tracing::warn!(code = %ErrorCode::HeldTooLong, key = ?item.key, trace_id, span_id, attempts, "held longer than hold_max: tried on in place");
         }
@@ -262,7 +260,7 @@ impl Hold<'_> {
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
         if self.counted {
-            self.shared.metrics.held(self.shared.held.fetch_sub(1, Relaxed) - 1);
+            self.shared.metrics.held(-1);
         }
     }
 }

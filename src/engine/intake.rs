@@ -68,7 +68,7 @@ enum Next {
 
 impl Intake {
     pub(super) fn new(shared: Arc<Shared>, source: Box<dyn Source>) -> Self {
-        let newcomer = Newcomer::new(&shared.settings.identity, source.traits().unsettled_max);
+        let newcomer = Newcomer::new(&shared, source.traits().unsettled_max);
         Self { shared, source, newcomer, taken: VecDeque::new() }
     }
 

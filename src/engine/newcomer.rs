@@ -13,13 +13,16 @@ use std::time::Duration;
 use inboxd_contract::{Delivery, Envelope, ErrorCode, Fence, Origin};
 
 use super::budget::{Budget, Permit};
-use super::settings::IdentitySettings;
 use super::subscription::Shared;
+use crate::telemetry::{SubscriptionMetrics, bounded};
 
 /// With something held, this long without a further delivery means that no more comes.
 pub(super) const QUIET: Duration = Duration::from_secs(5);
 /// This many without an id, and none with one, are enough.
 const HELD_MAX: usize = 20;
+/// Names of headers and fields that are shown, and the longest of each that is, in bytes.
+const NAMES_MAX: usize = 20;
+const NAME_BYTES_MAX: usize = 64;
 /// While paused, how often deliveries that the broker took back are let go.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -28,17 +31,36 @@ pub(super) struct Newcomer {
     settled: bool,
     /// That ids were seen is noted beside the inbox.
     noted: bool,
-    held: Vec<(Delivery, Permit)>,
+    held: Vec<(Delivery, Permit, Counted)>,
     held_max: usize,
+    metrics: SubscriptionMetrics,
+}
+
+/// One delivery in the gauge of those held for want of an id, as long as it lives.
+struct Counted(SubscriptionMetrics);
+
+impl Counted {
+    fn new(metrics: SubscriptionMetrics) -> Self {
+        metrics.unidentified_held(1);
+        Self(metrics)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.unidentified_held(-1);
+    }
 }
 
 impl Newcomer {
-    pub(super) fn new(settings: &IdentitySettings, unsettled_max: Option<usize>) -> Self {
+    pub(super) fn new(shared: &Shared, unsettled_max: Option<usize>) -> Self {
+        let is_explicit = shared.settings.identity.on_missing_is_explicit;
         Self {
-            settled: settings.on_missing_is_explicit,
-            noted: settings.on_missing_is_explicit,
+            settled: is_explicit,
+            noted: is_explicit,
             held: Vec::new(),
             held_max: unsettled_max.unwrap_or(HELD_MAX).clamp(1, HELD_MAX),
+            metrics: shared.metrics.clone(),
         }
     }
 
@@ -73,7 +95,7 @@ impl Newcomer {
             return Some((delivery, permit));
         }
         tracing::debug!("held: no message of this subscription carried an id yet");
-        self.held.push((delivery, permit));
+        self.held.push((delivery, permit, Counted::new(self.metrics.clone())));
         None
     }
 
@@ -87,7 +109,7 @@ impl Newcomer {
                 Err(error) => tracing::debug!(%error, "could not note that ids were seen"),
             }
         }
-        std::mem::take(&mut self.held)
+        self.held.drain(..).map(|(delivery, permit, _)| (delivery, permit)).collect()
     }
 
     /// No id was seen and no more deliveries are to be waited for.
@@ -100,7 +122,7 @@ impl Newcomer {
     /// back (`next`: the fence of one that is not among the held).
     pub(super) async fn pause(&mut self, shared: &Shared, next: Option<&Fence>) {
         self.let_go();
-        let Some((delivery, _)) = self.held.first() else { return };
+        let Some((delivery, ..)) = self.held.first() else { return };
         let reason = explain(self.held.len(), &delivery.envelope);
         let code = ErrorCode::IdsMissing;
         tracing::error!(%code, subscription = %shared.settings.name, reason, "paused");
@@ -116,7 +138,7 @@ impl Newcomer {
 
     /// What the broker took back is no longer held.
     fn let_go(&mut self) {
-        self.held.retain(|(delivery, _)| delivery.fence.is_open());
+        self.held.retain(|(delivery, ..)| delivery.fence.is_open());
     }
 }
 
@@ -129,8 +151,8 @@ fn explain(held: usize, envelope: &Envelope) -> String {
     let headers: Vec<_> = envelope
         .headers
         .iter()
-        .take(20)
-        .map(|header| String::from_utf8_lossy(&header.name).into_owned())
+        .take(NAMES_MAX)
+        .map(|header| bounded(&header.name, NAME_BYTES_MAX))
         .collect();
     let fields = body_fields(envelope);
     let mut fits = Vec::new();
@@ -156,7 +178,7 @@ fn explain(held: usize, envelope: &Envelope) -> String {
         content_type = envelope
             .content_type
             .as_deref()
-            .map_or("none".into(), |bytes| String::from_utf8_lossy(bytes).into_owned()),
+            .map_or("none".into(), |bytes| bounded(bytes, NAME_BYTES_MAX)),
         fields = fields.join(", "),
         fits = fits.iter().map(|fit| format!("\"{fit}\"")).collect::<Vec<_>>().join(", "),
     )
@@ -166,5 +188,36 @@ fn body_fields(envelope: &Envelope) -> Vec<String> {
     let body = envelope.body.as_deref().unwrap_or_default();
     let parsed: Option<serde_json::Map<String, serde_json::Value>> =
         serde_json::from_slice(body).ok();
-    parsed.unwrap_or_default().into_iter().take(20).map(|(name, _)| name).collect()
+    let names = parsed.unwrap_or_default().into_iter().take(NAMES_MAX);
+    names.map(|(name, _)| bounded(name.as_bytes(), NAME_BYTES_MAX)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use inboxd_contract::Header;
+
+    use super::*;
+
+    #[test]
+    fn what_a_publisher_named_is_shown_in_part_and_only_so_many() {
+        let origin = Origin::RabbitMq {
+            queue: "orders".into(),
+            exchange: "".into(),
+            routing_key: "orders".into(),
+            redelivered: false,
+            delivery_count: None,
+        };
+        let field = "f".repeat(100_000);
+        let body = format!("{{\"event_id\": 1, \"{field}\": 1}}");
+        let mut envelope = Envelope::new(origin, Some(body.into()));
+        envelope.content_type = Some("c".repeat(100_000).into());
+        for number in 0..100 {
+            envelope.headers.push(Header::new(format!("{number}-{}", "é".repeat(50_000)), "x"));
+        }
+        let reason = explain(1, &envelope);
+        assert!(reason.len() < 3_000, "{} bytes", reason.len());
+        assert!(reason.contains("19-é") && !reason.contains("20-é"), "{reason}");
+        assert!(reason.contains(&format!("[event_id, {}…]", &field[..NAME_BYTES_MAX])), "{reason}");
+        assert!(reason.contains("\"json:/event_id\""), "{reason}");
+    }
 }

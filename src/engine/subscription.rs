@@ -6,7 +6,6 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use futures::FutureExt as _;
@@ -63,8 +62,6 @@ pub(super) struct Shared {
     /// What still runs is cut.
     pub(super) cut: CancellationToken,
     pub(super) releasable: bool,
-    /// Deliveries held beyond `hold_max`.
-    pub(super) held: AtomicI64,
     /// The application answered 410: nothing more is taken until it answers otherwise.
     pub(super) gone: watch::Sender<bool>,
     pub(super) tasks: TaskTracker,
@@ -159,7 +156,6 @@ impl Subscription {
             draining: CancellationToken::new(),
             cut: CancellationToken::new(),
             releasable: source.traits().releasable,
-            held: AtomicI64::new(0),
             gone: watch::Sender::new(false),
             tasks: TaskTracker::new(),
             trouble: CallbackTrouble::default(),

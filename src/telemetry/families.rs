@@ -59,6 +59,7 @@ pub(super) struct Families {
     pub(super) in_flight: Gauges<1>,
     pub(super) in_flight_bytes: Gauges<1>,
     pub(super) held: Gauges<1>,
+    pub(super) unidentified_held: Gauges<1>,
     pub(super) lane_waiting: Gauges<1>,
     pub(super) id_conflicts: Counters<1>,
     pub(super) panics: Counters<1>,
@@ -103,6 +104,7 @@ impl Families {
             in_flight: Family::default(),
             in_flight_bytes: Family::default(),
             held: Family::default(),
+            unidentified_held: Family::default(),
             lane_waiting: Family::default(),
             id_conflicts: Family::default(),
             panics: Family::default(),
@@ -207,8 +209,13 @@ impl Families {
         );
         to.register(
             "held_deliveries",
-            "Deliveries without a message id that are held unsettled until the first id is seen",
+            "Deliveries that are tried for longer than hold_max and cannot go back to the broker",
             self.held.clone(),
+        );
+        to.register(
+            "unidentified_held_deliveries",
+            "Deliveries without a message id that are held unsettled until the first id is seen",
+            self.unidentified_held.clone(),
         );
         to.register(
             "lane_waiting_deliveries",

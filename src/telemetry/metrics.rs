@@ -303,6 +303,37 @@ mod tests {
         assert!(!metrics.encode().contains("t/0"));
     }
 
+    #[tokio::test]
+    async fn a_lag_that_is_no_longer_known_is_not_shown() {
+        let metrics = Metrics::new();
+        let orders = metrics.subscription("orders");
+        let mut told = status(SourcePhase::Ready, &["t/0", "t/1"]);
+        orders.source_status(&told);
+        told.partitions[0].lag = None;
+        orders.source_status(&told);
+        let lag = |partition: &str| {
+            let series =
+                format!("lag_records{{subscription=\"orders\",partition=\"{partition}\"}}");
+            metrics.encode().contains(&series)
+        };
+        assert!(!lag("t/0") && lag("t/1"), "{}", metrics.encode());
+        let paused = "partition_paused{subscription=\"orders\",partition=\"t/0\"} 1";
+        assert!(metrics.encode().contains(paused), "the partition itself is still there");
+    }
+
+    #[test]
+    fn what_is_held_counts_up_and_down_by_its_cause() {
+        let metrics = Metrics::new();
+        let (one, other) = (metrics.subscription("orders"), metrics.subscription("orders"));
+        one.held(1);
+        other.held(1);
+        one.held(-1);
+        one.unidentified_held(3);
+        let text = metrics.encode();
+        assert!(has(&text, "inboxd_held_deliveries{subscription=\"orders\"} 1"));
+        assert!(has(&text, "inboxd_unidentified_held_deliveries{subscription=\"orders\"} 3"));
+    }
+
     #[test]
     fn sweeps_count_rows_by_table() {
         let metrics = Metrics::new();

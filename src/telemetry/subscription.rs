@@ -46,6 +46,7 @@ struct Subscription {
     in_flight: Gauge,
     in_flight_bytes: Gauge,
     held: Gauge,
+    unidentified_held: Gauge,
     lane_waiting: Gauge,
     id_conflicts: Counter,
     panics: Counter,
@@ -107,6 +108,7 @@ impl Subscription {
             in_flight: families.in_flight.get_or_create_owned(&own),
             in_flight_bytes: families.in_flight_bytes.get_or_create_owned(&own),
             held: families.held.get_or_create_owned(&own),
+            unidentified_held: families.unidentified_held.get_or_create_owned(&own),
             lane_waiting: families.lane_waiting.get_or_create_owned(&own),
             id_conflicts: families.id_conflicts.get_or_create_owned(&own),
             panics: families.panics.get_or_create_owned(&own),
@@ -178,9 +180,15 @@ impl SubscriptionMetrics {
         self.own.in_flight_bytes.inc_by(delta_bytes);
     }
 
-    /// The number of deliveries without an id that are held now.
-    pub fn held(&self, count: i64) {
-        self.own.held.set(count);
+    /// Deliveries that began (positive) or ceased (negative) to be tried beyond `hold_max`.
+    pub fn held(&self, delta: i64) {
+        self.own.held.inc_by(delta);
+    }
+
+    /// Deliveries that began (positive) or ceased (negative) to be held unsettled because no
+    /// message of the subscription carried an id yet.
+    pub fn unidentified_held(&self, delta: i64) {
+        self.own.unidentified_held.inc_by(delta);
     }
 
     /// The same id came with other content.
@@ -239,8 +247,9 @@ impl SubscriptionMetrics {
         }
         for report in &status.partitions {
             let labels = own.partition(&report.stream.0);
-            if let Some(lag) = report.lag {
-                own.families.partition_lag.get_or_create(&labels).set(lag);
+            match report.lag {
+                Some(lag) => drop(own.families.partition_lag.get_or_create(&labels).set(lag)),
+                None => drop(own.families.partition_lag.remove(&labels)),
             }
             let age = report.oldest_unsettled_at.map_or(0.0, |at| at.elapsed().as_secs_f64());
             own.families.partition_oldest_seconds.get_or_create(&labels).set(age);

@@ -249,6 +249,12 @@ async fn a_newcomer_goes_on_when_the_broker_took_back_what_it_held() {
     let instance = world.start();
     world.broker.publish(0, bare(b"none"));
     instance.paused().await;
+    let held = |count: u8| {
+        let line =
+            format!("inboxd_unidentified_held_deliveries{{subscription=\"orders\"}} {count}\n");
+        ensure(instance.metrics.encode().contains(&line), instance.metrics.encode())
+    };
+    held(1).unwrap();
     world.broker.revoke(0);
     eventually(PATIENCE, async || {
         let readiness = instance.health.readiness();
@@ -259,4 +265,5 @@ async fn a_newcomer_goes_on_when_the_broker_took_back_what_it_held() {
     world.drained().await;
     assert_eq!(instance.outcomes(Outcome::Processed), 1);
     assert_eq!(instance.outcomes(Outcome::DeadLettered), 1);
+    held(0).unwrap();
 }
