@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod app;
+mod causes;
 pub mod cli;
 pub mod config;
 #[cfg(all(feature = "kafka", feature = "sqlite"))]

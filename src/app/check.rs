@@ -8,8 +8,8 @@ use std::time::Duration;
 use futures::future::{BoxFuture, FutureExt as _, join_all};
 use inboxd_contract::{Finding, Severity};
 
-use super::upkeep::chain;
 use super::{AppError, sources, store};
+use crate::causes::chain;
 use crate::config::{Config, SubscriptionConfig};
 use crate::telemetry::Telemetry;
 
@@ -108,14 +108,8 @@ async fn database(config: &Config) -> Vec<Finding> {
 
 /// What only the library that it is meant for can refuse.
 pub(super) fn refused(error: &AppError) -> Finding {
-    let mut what = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        what.push_str(": ");
-        what.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    Finding::problem("configuration", what, "correct it; `inboxd run` would end with exit code 78")
+    let remedy = "correct it; `inboxd run` would end with exit code 78";
+    Finding::problem("configuration", chain(error), remedy)
 }
 
 /// The inbox cannot be looked into.

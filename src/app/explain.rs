@@ -4,11 +4,11 @@ use std::time::{Duration, SystemTime};
 
 use inboxd_contract::{ConsumerId, InboxKey, InboxStore, MessageId};
 
-use super::upkeep::chain;
 use super::{AppError, CLOSE_WITHIN, operator, store};
 use crate::admin::{
     Answering, ConsumerReport, ExplainError, MessageReport, State, Which, readings,
 };
+use crate::causes::chain;
 use crate::config::Config;
 use crate::engine::Flight;
 

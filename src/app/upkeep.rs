@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use inboxd_contract::{ErrorCode, InboxStore, StoreError, SweepPolicy};
+use inboxd_contract::{ErrorCode, InboxStore, SweepPolicy};
 use rand::Rng as _;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::Dependency;
+use crate::causes::chain;
 use crate::config::DatabaseConfig;
 use crate::telemetry::Metrics;
 
@@ -121,35 +122,5 @@ async fn ping(store: Arc<dyn InboxStore>, database: Dependency) {
                 .fail(ErrorCode::DatabaseUnavailable, &format!("no answer within {PING_WITHIN:?}")),
         }
         tokio::time::sleep(PING_EVERY).await;
-    }
-}
-
-/// An error and what is behind it, in one line.
-pub(super) fn chain(error: &StoreError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(error) = source {
-        let cause = error.to_string();
-        // Libraries often repeat their cause in their own words.
-        if !text.ends_with(&cause) {
-            text.push_str(": ");
-            text.push_str(&cause);
-        }
-        source = error.source();
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use inboxd_contract::ErrorClass;
-
-    use super::*;
-
-    #[test]
-    fn an_error_is_told_with_its_causes() {
-        let cause = std::io::Error::other("connection refused");
-        let error = StoreError::new(ErrorClass::Transient, "pinging the database", cause);
-        assert_eq!(chain(&error), "pinging the database: connection refused");
     }
 }

@@ -7,6 +7,8 @@ use reqwest::Method;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::Value;
 
+use crate::causes::chain;
+
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 /// Reports of many subscriptions with long errors stay far below.
 const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -100,7 +102,7 @@ impl Client {
         if error.is_timeout() {
             return AskError::Failed(format!("{} did not answer in time", self.base));
         }
-        AskError::Failed(format!("{} did not answer: {}", self.base, causes(error)))
+        AskError::Failed(format!("{} did not answer: {}", self.base, chain(error)))
     }
 }
 
@@ -112,15 +114,6 @@ impl Answer {
             None => format!("it answered {}", self.status),
         }
     }
-}
-
-/// The innermost cause, which says more than "error sending request".
-fn causes(error: &reqwest::Error) -> String {
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    innermost.to_string()
 }
 
 fn reachable(listen: SocketAddr) -> SocketAddr {
