@@ -1,4 +1,4 @@
-//! What operators ask of a running process: `/v1/messages/{id}`, `/v1/drain`, `/v1/status`.
+//! What operators ask of a running process: `/v1/messages/{id}`, `/v1/messages?id=`, `/v1/drain`, `/v1/status`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -140,6 +140,7 @@ pub trait Operator: Send + Sync + 'static {
 
 pub(super) fn router(operator: Arc<dyn Operator>) -> Router {
     Router::new()
+        .route("/v1/messages", get(message))
         .route("/v1/messages/{*id}", get(message))
         .route("/v1/drain", post(drain))
         .route("/v1/status", get(status))
@@ -149,6 +150,8 @@ pub(super) fn router(operator: Arc<dyn Operator>) -> Router {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MessageQuery {
+    /// Whether it is there; its bytes may be no text, and are taken from the query as it came.
+    id: Option<serde::de::IgnoredAny>,
     consumer_id: Option<String>,
     subscription: Option<String>,
 }
@@ -174,7 +177,11 @@ async fn message(
         }
     };
     // As it came: an id may have bytes that are no text, and slashes.
-    let asked = decode_percent(uri.path().strip_prefix(MESSAGES).unwrap_or_default());
+    let asked = match (uri.path().strip_prefix(MESSAGES), query.id) {
+        (Some(id), None) => decode_percent(id),
+        (None, Some(_)) => decode_percent(asked_in(uri.query().unwrap_or_default())),
+        _ => return Err(bad_request("give the id in the path or as ?id=, once")),
+    };
     match operator.explain(&asked, which).await {
         Ok(report) if report.is_known() => Ok(Json(report).into_response()),
         Ok(report) => {
@@ -187,6 +194,11 @@ async fn message(
             Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "inbox_unavailable", detail))
         }
     }
+}
+
+/// The value of `id` as it came.
+fn asked_in(query: &str) -> &str {
+    query.split('&').find_map(|pair| pair.strip_prefix("id=")).unwrap_or_default()
 }
 
 async fn drain(

@@ -42,7 +42,7 @@ impl Guard {
         let headers = request.headers();
         self.check_host(request.uri(), headers)?;
         self.check_token(headers)?;
-        self.check_browser(request.method(), headers)?;
+        self.check_browser(request.method(), request.uri(), headers)?;
         check_body(headers)
     }
 
@@ -80,15 +80,25 @@ impl Guard {
     }
 
     /// Without a token, a page in a browser on this machine could send what it cannot read the
-    /// answer of.
-    fn check_browser(&self, method: &Method, headers: &HeaderMap) -> Result<(), Problem> {
-        let is_safe = matches!(*method, Method::GET | Method::HEAD);
+    /// answer of: changes, and questions that cost the database something.
+    fn check_browser(
+        &self,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<(), Problem> {
         let is_browser =
             headers.contains_key(header::ORIGIN) || headers.contains_key(SEC_FETCH_SITE);
-        if is_safe || self.0.token.is_some() || !is_browser {
+        if self.0.token.is_some() || !is_browser {
             return Ok(());
         }
-        let detail = "a browser may not change anything here; use inboxd or curl, or set a token";
+        let detail = if !matches!(*method, Method::GET | Method::HEAD) {
+            "a browser may not change anything here; use inboxd or curl, or set a token"
+        } else if uri.path().starts_with("/v1/") && is_cross_site(headers) {
+            "a page of another site may not ask this; use inboxd or curl, or set a token"
+        } else {
+            return Ok(());
+        };
         Err(Problem::new(StatusCode::FORBIDDEN, "browser", detail))
     }
 }
@@ -127,6 +137,19 @@ fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<Option<&'a Head
     let mut values = headers.get_all(name).iter();
     let first = values.next();
     values.next().is_none().then_some(first)
+}
+
+/// A browser asks for a page that did not come from here, as far as it says.
+fn is_cross_site(headers: &HeaderMap) -> bool {
+    let host = headers.get(header::HOST).map(HeaderValue::as_bytes);
+    let is_foreign = |origin: &HeaderValue| {
+        let named = origin.as_bytes().strip_prefix(b"http://");
+        !named.is_some_and(|named| host.is_some_and(|host| named.eq_ignore_ascii_case(host)))
+    };
+    // `none` is a person who typed the address.
+    let is_far = |site: &HeaderValue| !matches!(site.as_bytes(), b"same-origin" | b"none");
+    headers.get_all(header::ORIGIN).iter().any(is_foreign)
+        || headers.get_all(SEC_FETCH_SITE).iter().any(is_far)
 }
 
 /// `localhost` or a loopback address, in brackets where it is one of IPv6.

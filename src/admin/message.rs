@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::words;
 use crate::engine::{Flight, Stage};
+use crate::telemetry::TraceIds;
 
 /// The answer about one message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -370,17 +371,7 @@ impl Answering<'_> {
 
 /// The trace id of a valid `traceparent`.
 fn trace_id(envelope: &Envelope) -> Option<String> {
-    let text = std::str::from_utf8(envelope.traceparent.as_deref()?).ok()?;
-    let mut fields = text.split('-');
-    let (version, id) = (fields.next()?, fields.next()?);
-    let is_hex = |text: &str| text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-    let is_valid = version.len() == 2
-        && version != "ff"
-        && id.len() == 32
-        && is_hex(version)
-        && is_hex(id)
-        && id.bytes().any(|byte| byte != b'0');
-    is_valid.then(|| id.to_owned())
+    TraceIds::of_message(envelope).trace_id
 }
 
 fn lossy(bytes: &[u8]) -> String {
@@ -428,6 +419,20 @@ mod tests {
 
     fn read(asked: &[u8]) -> Vec<(String, ReadAs)> {
         readings(asked).into_iter().map(|(id, as_)| (id.to_string(), as_)).collect()
+    }
+
+    #[test]
+    fn a_trace_id_is_that_of_a_context_that_is_valid_as_a_whole() {
+        let origin = inboxd_contract::Origin::Memory { stream: "".into(), position: 0 };
+        let mut envelope = Envelope::new(origin, None);
+        let id = "4bf92f3577b34da6a3ce929d0e0e4736";
+        let mut told = |parent: String| {
+            envelope.traceparent = Some(parent.into());
+            trace_id(&envelope)
+        };
+        assert_eq!(told(format!("00-{id}-00f067aa0ba902b7-01")).as_deref(), Some(id));
+        assert_eq!(told(format!("00-{id}")), None);
+        assert_eq!(told(format!("00-{id}-0000000000000000-01")), None);
     }
 
     #[test]

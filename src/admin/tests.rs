@@ -107,6 +107,32 @@ async fn a_loopback_listener_answers_to_loopbacks_names_alone() {
 }
 
 #[tokio::test]
+async fn a_page_of_another_site_asks_nothing_where_no_token_is_asked_for() {
+    let (server, _) = start(None).await;
+    let foreign = [
+        "Origin: http://evil.test",
+        "Origin: null",
+        "Origin: https://localhost",
+        "Sec-Fetch-Site: cross-site",
+        "Sec-Fetch-Site: same-site",
+    ];
+    for path in ["/v1/status", "/v1/messages/a", "/v1/messages?id=a"] {
+        for header in foreign {
+            let answer = ask(&server, &format!("GET {path}"), &format!("{header}\r\n")).await;
+            assert_problem(&answer, 403, "browser");
+        }
+    }
+    for header in
+        ["Origin: http://localhost", "Sec-Fetch-Site: none", "Sec-Fetch-Site: same-origin"]
+    {
+        let answer = ask(&server, "GET /v1/messages/a", &format!("{header}\r\n")).await;
+        assert_problem(&answer, 404, "unknown_message");
+    }
+    let probe = ask(&server, "GET /livez", "Sec-Fetch-Site: cross-site\r\n").await;
+    assert!(probe.starts_with("HTTP/1.1 200"), "{probe}");
+}
+
+#[tokio::test]
 async fn a_browser_changes_nothing_where_no_token_is_asked_for() {
     let (server, fake) = start(None).await;
     for header in ["Origin: http://localhost:7461", "Origin: null", "Sec-Fetch-Site: same-origin"] {
@@ -192,6 +218,14 @@ async fn a_message_is_asked_for_by_its_bytes() {
     ask(&server, "GET /v1/messages/a?subscription=orders", "").await;
     let asked = fake.asked.lock().unwrap().pop().unwrap();
     assert_eq!(asked.1, Which::Subscription("orders".into()));
+    for (id, bytes) in [("..", &b".."[..]), (".", b"."), ("a%26+%ff%2541", b"a&+\xff%41")] {
+        ask(&server, &format!("GET /v1/messages?consumer_id=b&id={id}"), "").await;
+        let asked = fake.asked.lock().unwrap().pop().unwrap();
+        assert_eq!(asked, (bytes.to_vec(), Which::ConsumerId("b".into())));
+    }
+    for wrong in ["/v1/messages", "/v1/messages/a?id=b", "/v1/messages?id=a&id=b"] {
+        assert_problem(&ask(&server, &format!("GET {wrong}"), "").await, 400, "bad_request");
+    }
     let both = "GET /v1/messages/a?subscription=a&consumer_id=b";
     assert_problem(&ask(&server, both, "").await, 400, "bad_request");
     assert_problem(&ask(&server, "GET /v1/messages/a?x=1", "").await, 400, "bad_request");

@@ -5,10 +5,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use inboxd_contract::encode_percent;
 use reqwest::Method;
 
 use super::client::{AskError, Client};
+use super::print::print;
 use super::{AskArgs, exit_with};
 use crate::admin::{ExplainError, MessageReport, ReadAs, Which, shown};
 use crate::app;
@@ -29,7 +31,7 @@ Exit codes: 0 known, 1 not known, 2 the command line cannot be read, 69 neither 
 the database can be asked, 78 the configuration is refused.")]
 pub(super) struct ExplainArgs {
     /// The message id
-    #[arg(value_name = "MESSAGE_ID")]
+    #[arg(value_name = "MESSAGE_ID", value_parser = OsStringValueParser::new().try_map(not_empty))]
     message_id: std::ffi::OsString,
     /// Of this consumer id alone, whether the configuration names it or not
     #[arg(long, value_name = "ID", conflicts_with = "subscription")]
@@ -50,6 +52,10 @@ enum Told {
     ByDatabase { report: MessageReport, no_sidecar: String },
 }
 
+fn not_empty(id: std::ffi::OsString) -> Result<std::ffi::OsString, &'static str> {
+    if id.is_empty() { Err("the id is empty") } else { Ok(id) }
+}
+
 pub(super) async fn run(config: Config, arguments: ExplainArgs) -> ExitCode {
     let which = match (&arguments.consumer_id, &arguments.subscription) {
         (Some(id), _) => Which::ConsumerId(id.clone()),
@@ -64,15 +70,15 @@ pub(super) async fn run(config: Config, arguments: ExplainArgs) -> ExitCode {
         Told::BySidecar(report) => (report, None),
         Told::ByDatabase { report, no_sidecar } => (report, Some(no_sidecar.as_str())),
     };
-    if arguments.json {
-        println!("{}", escaped(&serde_json::to_string_pretty(report).unwrap_or_default()));
-    } else {
-        print!("{}", for_people(report, no_sidecar));
-    }
-    match report.is_known() {
+    let text = match arguments.json {
+        true => format!("{}\n", escaped(&serde_json::to_string_pretty(report).unwrap_or_default())),
+        false => for_people(report, no_sidecar),
+    };
+    let code = match report.is_known() {
         true => ExitCode::SUCCESS,
         false => ExitCode::from(EXIT_UNKNOWN),
-    }
+    };
+    print(&text, code)
 }
 
 async fn tell(config: &Config, asked: &[u8], which: &Which) -> Result<Told, String> {
@@ -90,7 +96,13 @@ async fn tell(config: &Config, asked: &[u8], which: &Which) -> Result<Told, Stri
     };
     match app::explain_from_database(config, asked, which).await {
         Ok(report) => Ok(Told::ByDatabase { report, no_sidecar }),
-        Err(ExplainError::Asked(reason)) => Err(reason),
+        Err(ExplainError::Asked(reason)) => Err(match config.admin.listen {
+            Some(_) => format!(
+                "{no_sidecar}: start it, or give its configuration with --config, or its address \
+                 with --admin. Nor can the database alone be asked: {reason}"
+            ),
+            None => format!("{no_sidecar}, and the database alone cannot be asked: {reason}"),
+        }),
         Err(ExplainError::Inbox(reason)) => {
             Err(format!("{no_sidecar}, and the database cannot be read: {reason}"))
         }
@@ -100,12 +112,13 @@ async fn tell(config: &Config, asked: &[u8], which: &Which) -> Result<Told, Stri
 async fn ask(client: &Client, asked: &[u8], which: &Which) -> Result<MessageReport, AskError> {
     let query = match which {
         Which::All => String::new(),
-        Which::ConsumerId(id) => format!("?consumer_id={}", encode_percent(id.as_bytes())),
+        Which::ConsumerId(id) => format!("&consumer_id={}", encode_percent(id.as_bytes())),
         Which::Subscription(name) => {
-            format!("?subscription={}", encode_percent(name.as_bytes()))
+            format!("&subscription={}", encode_percent(name.as_bytes()))
         }
     };
-    let path = format!("/v1/messages/{}{query}", encode_percent(asked));
+    // Not in the path: there `.` and `..` would be folded away.
+    let path = format!("/v1/messages?id={}{query}", encode_percent(asked));
     let answer = client.ask(Method::GET, &path).await?;
     let report = match answer.status {
         200 => Some(answer.body.clone()),

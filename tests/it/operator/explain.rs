@@ -60,6 +60,7 @@ async fn tells_what_became_of_messages(kind: BrokerKind, database: DatabaseKind)
                 .header("traceparent", &trace)
                 .content_type("application/json"),
             Message::id("later"),
+            Message::id(".."),
         ])
         .await;
 
@@ -85,6 +86,9 @@ async fn tells_what_became_of_messages(kind: BrokerKind, database: DatabaseKind)
         assert!(dead.contains(part), "{part} in {dead}");
     }
     assert!(dead.contains("body of 15 bytes"), "{dead}");
+
+    // What a path would fold away.
+    says(&sidecar, "..", &["processed "]).await;
 
     // What this process is doing with a message right now.
     let waits =
