@@ -5,8 +5,8 @@
 //! a message that cannot be claimed now holds no slot while it waits.
 
 use inboxd_contract::{
-    Attempt, ClaimAnswer, ErrorCode, Fingerprint, ForwardRequest, Look, Outcome,
-    RetryReason, Verdict,
+    Attempt, ClaimAnswer, ErrorCode, Fingerprint, ForwardRequest, Look, Outcome, RetryReason,
+    Verdict,
 };
 use std::time::Duration;
 use tokio::sync::SemaphorePermit;
@@ -220,9 +220,10 @@ impl<'a> Journey<'a> {
         if let Some(trace) = trace {
             trace.end(&verdict);
         }
-        let gone = matches!(verdict, Verdict::Retry { reason: RetryReason::Gone, .. });
-        self.shared.endpoint_gone(gone);
-        self.shared.trouble.note(&self.shared.settings.name, &verdict);
+        let path = self.item.path.as_ref();
+        self.shared.endpoint_said(path, &verdict);
+        let is_paused = *self.shared.gone.borrow();
+        self.shared.trouble.note(&self.shared.settings.name, path, &verdict, is_paused);
         if let Verdict::Retry { reason, status, detail, .. } = &verdict {
             self.shared.metrics.retry(*reason);
             let TraceIds { trace_id, span_id } = self.item.ids();

@@ -405,6 +405,7 @@ impl<'a> Journey<'a> {
     /// What is never forwarded is kept, unless the inbox has the message: a body above the limit
     /// without its body, a message without a route whole.
     async fn dead_letter_unless_known(self, reason: DeadReason) -> End {
+        self.item.progress.stage(Stage::Record);
         let Some(look) = self.unless_stopped(self.shared.hub.look(&self.item.key)).await else {
             return End::Release;
         };
@@ -422,6 +423,7 @@ impl<'a> Journey<'a> {
 
     /// A dead letter that needs no claim: nobody else decides about this copy.
     async fn dead_letter_unclaimed(self, reason: DeadReason, outcome: Outcome) -> End {
+        self.item.progress.stage(Stage::Record);
         let letter = match reason {
             DeadReason::BodyTooLarge => letter::without_body(self.shared, self.item).await,
             _ => letter::of(self.shared, self.item, reason),

@@ -28,6 +28,7 @@ mod attempt;
 mod batcher;
 mod budget;
 mod flights;
+mod gone;
 mod horizon;
 mod hub;
 mod identity;

@@ -5,12 +5,13 @@
 //! that heartbeats, polling and acks go on while forwards finish.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt as _;
 use inboxd_contract::{
     ConsumerId, ErrorCode, Forwarder, InboxKey, MessageId, Source, SourceError, SourceStatus,
+    Verdict,
 };
 use tokio::sync::{MutexGuard, Semaphore, watch};
 use tokio::task::JoinHandle;
@@ -19,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::budget::Budget;
+use super::gone::{Endpoints, Turn};
 use super::hub::Hub;
 use super::intake::{Intake, IntakeEnd};
 use super::lanes::Lanes;
@@ -62,8 +64,10 @@ pub(super) struct Shared {
     /// What still runs is cut.
     pub(super) cut: CancellationToken,
     pub(super) releasable: bool,
-    /// The application answered 410: nothing more is taken until it answers otherwise.
+    /// The application answers 410: nothing more is taken until it answers otherwise.
     pub(super) gone: watch::Sender<bool>,
+    /// What decides `gone`.
+    pub(super) endpoints: Mutex<Endpoints>,
     pub(super) tasks: TaskTracker,
     /// What was said of an application that fails.
     pub(super) trouble: CallbackTrouble,
@@ -83,20 +87,24 @@ impl Shared {
     }
 
     /// Pauses the subscription on 410, and lets it go on when the endpoint is back.
-    pub(super) fn endpoint_gone(&self, gone: bool) {
-        let changed = self.gone.send_if_modified(|was| std::mem::replace(was, gone) != gone);
-        if !changed {
-            return;
-        }
-        self.metrics.paused(gone);
-        if gone {
+    pub(super) fn endpoint_said(&self, path: Option<&Arc<str>>, verdict: &Verdict) {
+        // Held to the end, so that turns are taken in their order.
+        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(Turn { is_paused, tell }) = endpoints.note(path, verdict) else { return };
+        self.gone.send_replace(is_paused);
+        self.metrics.paused(is_paused);
+        if is_paused {
             let reason = "the callback answered 410 Gone: nothing more is taken until it answers \
                           otherwise; put the endpoint back or change `callback`";
             let code = ErrorCode::CallbackGone;
-            tracing::error!(%code, subscription = %self.settings.name, reason, "paused");
+            if tell {
+                tracing::error!(%code, subscription = %self.settings.name, reason, "paused");
+            }
             self.health.set_paused(Some((code, reason.to_owned())));
         } else {
-            tracing::info!(subscription = %self.settings.name, "the callback is back; going on");
+            if tell {
+                tracing::info!(subscription = %self.settings.name, "the callback is back; going on");
+            }
             self.health.set_paused(None);
         }
     }
@@ -157,6 +165,7 @@ impl Subscription {
             cut: CancellationToken::new(),
             releasable: source.traits().releasable,
             gone: watch::Sender::new(false),
+            endpoints: Mutex::default(),
             tasks: TaskTracker::new(),
             trouble: CallbackTrouble::default(),
             metrics,

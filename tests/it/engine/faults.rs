@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
+use inboxd::engine::{HeaderPattern, OnUnrouted, RouteSettings, Stage};
 use inboxd_conformance::{ensure, eventually};
 use inboxd_contract::{Outcome, RetryReason, Verdict};
 use inboxd_memory::{FaultPoint, MemoryTable, StoreCall, StoreFault};
@@ -264,6 +265,77 @@ async fn an_endpoint_that_is_gone_pauses_the_subscription() {
     gone.store(false, SeqCst);
     world.drained().await;
     assert!(instance.health.readiness().ready);
+}
+
+/// A refused connection is no answer, and nothing is taken for it.
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_that_is_gone_is_not_back_by_being_away() {
+    let away = Arc::new(AtomicBool::new(false));
+    let state = away.clone();
+    let world = World::log(Application::new(move |_, _| match state.load(SeqCst) {
+        true => (MS, retry(RetryReason::Unreachable)),
+        false => (MS, retry(RetryReason::Gone)),
+    }));
+    let instance = world.start();
+    world.publish(["m1"]);
+    world.called("m1", 1).await;
+    instance.paused().await;
+    away.store(true, SeqCst);
+    let calls = world.application.calls_of("m1");
+    world.called("m1", calls + 2).await;
+    instance.paused().await;
+    world.publish(["m2"]);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(world.application.calls_of("m2"), 0, "nothing is taken while it is paused");
+}
+
+/// 410 from one route holds up no other.
+#[tokio::test(start_paused = true)]
+async fn a_route_that_is_gone_pauses_nothing() {
+    let world = World::log(Application::new(|id, _| match id.starts_with("gone") {
+        true => (MS, retry(RetryReason::Gone)),
+        false => (MS, accepted()),
+    }));
+    let mut routed = settings();
+    routed.on_unrouted = OnUnrouted::Forward;
+    routed.routes.push(RouteSettings {
+        name: "gone".into(),
+        message_type: None,
+        routing_key: None,
+        header: Some(HeaderPattern { name: "id".into(), value: "gone*".into() }),
+        path: "/gone".into(),
+    });
+    let instance = world.start_with(routed);
+    world.publish(["m0"]);
+    world.called("m0", 1).await;
+    world.publish(["gone"]);
+    world.called("gone", 3).await;
+    world.publish((1..20).map(|n| format!("m{n}")));
+    eventually(PATIENCE, async || {
+        let processed = instance.outcomes(Outcome::Processed);
+        ensure(processed == 20, format!("{processed} processed"))
+    })
+    .await;
+    assert!(instance.health.readiness().dependencies["subscription:orders"].ready);
+}
+
+/// What never went to the application is told to be on its way into the database.
+#[tokio::test(start_paused = true)]
+async fn a_dead_letter_on_its_way_to_the_database_waits_for_it() {
+    let world = World::queue(Application::accepting());
+    let mut strict = settings();
+    strict.body_bytes_max = 4;
+    let instance = world.start_with(strict);
+    let slow = StoreFault { delay_before: Duration::from_secs(5), ..StoreFault::default() };
+    instance.faults.push(StoreCall::DeadLetter, slow);
+    world.publish(["m1"]);
+    eventually(PATIENCE, async || {
+        let flights = instance.subscription.flights(&key("m1").message_id);
+        let is_recorded = flights.iter().any(|flight| flight.stage == Stage::Record);
+        ensure(is_recorded, format!("{flights:?}"))
+    })
+    .await;
+    world.drained().await;
 }
 
 /// Retry-After is honoured.
