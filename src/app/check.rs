@@ -16,6 +16,9 @@ use crate::telemetry::Telemetry;
 /// For inspections that keep to the bound themselves and know more of what hangs.
 const MARGIN: Duration = Duration::from_secs(2);
 
+/// The subject of what a start would refuse.
+const CONFIGURATION: &str = "configuration";
+
 /// What was found about one part of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checked {
@@ -29,6 +32,14 @@ impl Checked {
     /// Something of it cannot be used.
     pub fn has_problem(&self) -> bool {
         self.findings.iter().any(|finding| finding.severity == Severity::Problem)
+    }
+
+    /// `inboxd run` would refuse the configuration because of it.
+    pub fn is_refused(&self) -> bool {
+        let refused = |finding: &Finding| {
+            finding.severity == Severity::Problem && finding.subject == CONFIGURATION
+        };
+        self.findings.iter().any(refused)
     }
 }
 
@@ -109,7 +120,7 @@ async fn database(config: &Config) -> Vec<Finding> {
 /// What only the library that it is meant for can refuse.
 pub(super) fn refused(error: &AppError) -> Finding {
     let remedy = "correct it; `inboxd run` would end with exit code 78";
-    Finding::problem("configuration", chain(error), remedy)
+    Finding::problem(CONFIGURATION, chain(error), remedy)
 }
 
 /// The inbox cannot be looked into.

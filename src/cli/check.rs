@@ -8,10 +8,13 @@ use inboxd_contract::{ErrorCode, Finding, Severity};
 use serde_json::{Value, json};
 
 use super::explain::escaped;
-use super::{RunArgs, on_runtime, run_inputs};
+use super::print::print;
+use super::{RunArgs, on_runtime, run_inputs, within_an_hour};
 use crate::admin::shown;
 use crate::app::{self, Checked};
 use crate::config::{self, Config, ConfigError};
+
+const TIMEOUT_MIN: Duration = Duration::from_millis(100);
 
 #[derive(Args)]
 #[command(after_help = "\
@@ -27,7 +30,7 @@ pub(super) struct CheckArgs {
     connect: bool,
     /// How long each thing is tried, such as 10s
     #[arg(long, value_name = "DURATION", default_value = "10s", requires = "connect",
-          value_parser = humantime::parse_duration)]
+          value_parser = enough_time)]
     timeout: Duration,
     /// For people, or as one JSON document
     #[arg(long, value_enum, default_value = "text")]
@@ -42,49 +45,60 @@ enum Format {
     Json,
 }
 
+/// Within less, nothing could answer.
+fn enough_time(text: &str) -> Result<Duration, String> {
+    let timeout = within_an_hour(text)?;
+    match timeout < TIMEOUT_MIN {
+        true => Err(format!("{TIMEOUT_MIN:?} is the least")),
+        false => Ok(timeout),
+    }
+}
+
 pub(super) fn run(arguments: CheckArgs) -> ExitCode {
     let CheckArgs { connect, timeout, format, run } = arguments;
     let config = match config::load(run_inputs(run)) {
         Ok(config) => config,
         Err(error) => {
-            match format {
+            let text = match format {
                 Format::Text => {
                     let lines: Vec<_> = error.to_string().lines().map(shown).collect();
-                    println!(
-                        "{}\n({}: docs/errors.md)",
+                    format!(
+                        "{}\n({}: docs/errors.md)\n",
                         lines.join("\n"),
                         ErrorCode::ConfigRefused
-                    );
+                    )
                 }
-                Format::Json => print_json(&json!({ "ok": false, "problems": problems(&error) })),
-            }
-            return ExitCode::from(app::EXIT_CONFIG);
+                Format::Json => json_text(&json!({ "ok": false, "problems": problems(&error) })),
+            };
+            return print(&text, ExitCode::from(app::EXIT_CONFIG));
         }
     };
     let refused = app::check_start(&config);
     if !refused.is_empty() {
-        tell(format, &config, &refused);
-        return ExitCode::from(app::EXIT_CONFIG);
+        return tell(format, &config, &refused, ExitCode::from(app::EXIT_CONFIG));
     }
     if !connect {
-        tell(format, &config, &[]);
-        return ExitCode::SUCCESS;
+        return tell(format, &config, &[], ExitCode::SUCCESS);
     }
     on_runtime(async {
         let checked = app::check(&config, timeout).await;
-        tell(format, &config, &checked);
-        match checked.iter().any(Checked::has_problem) {
-            true => ExitCode::from(app::EXIT_UNAVAILABLE),
-            false => ExitCode::SUCCESS,
-        }
+        let code = if checked.iter().any(Checked::is_refused) {
+            ExitCode::from(app::EXIT_CONFIG)
+        } else if checked.iter().any(Checked::has_problem) {
+            ExitCode::from(app::EXIT_UNAVAILABLE)
+        } else {
+            ExitCode::SUCCESS
+        };
+        tell(format, &config, &checked, code)
     })
 }
 
-fn tell(format: Format, config: &Config, checked: &[Checked]) {
-    match format {
-        Format::Text => print!("{}", for_people(config, checked)),
-        Format::Json => print_json(&as_json(config, checked)),
-    }
+fn tell(format: Format, config: &Config, checked: &[Checked], code: ExitCode) -> ExitCode {
+    let text = match format {
+        Format::Text => for_people(config, checked),
+        Format::Json => json_text(&as_json(config, checked)),
+    };
+    print(&text, code)
 }
 
 fn for_people(config: &Config, checked: &[Checked]) -> String {
@@ -159,6 +173,6 @@ fn problems(error: &ConfigError) -> Vec<Value> {
         .collect()
 }
 
-fn print_json(value: &Value) {
-    println!("{}", escaped(&serde_json::to_string_pretty(value).unwrap_or_default()));
+fn json_text(value: &Value) -> String {
+    format!("{}\n", escaped(&serde_json::to_string_pretty(value).unwrap_or_default()))
 }

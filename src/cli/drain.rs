@@ -7,7 +7,8 @@ use clap::Args;
 use reqwest::Method;
 
 use super::client::{AskError, Client};
-use super::{AskArgs, exit_with};
+use super::print::print;
+use super::{AskArgs, exit_with, within_an_hour};
 use crate::admin::{DrainAnswer, shown};
 use crate::app;
 use crate::config::Config;
@@ -22,11 +23,11 @@ The sidecar is not ready from then on, forwards under way end and are recorded, 
 to the broker, and the consumers leave it. The process goes on until SIGTERM, and then ends at \
 once. A drain cannot be undone; asked again, it is the same drain.
 
-Exit codes: 0 drained, 1 something still runs (the drain goes on), 69 no sidecar can be asked, 78 \
-the configuration is refused.")]
+Exit codes: 0 drained, 1 something still runs (the drain goes on), 2 the command line cannot be \
+read, 69 no sidecar can be asked, 78 the configuration is refused.")]
 pub(super) struct DrainArgs {
     /// How long to wait, such as 20s; shutdown_grace where it is not set, 1h at most
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = within_an_hour)]
     timeout: Option<Duration>,
     #[command(flatten)]
     pub(super) ask: AskArgs,
@@ -53,13 +54,9 @@ pub(super) async fn run(config: Config, arguments: DrainArgs) -> ExitCode {
     };
     match serde_json::from_value::<DrainAnswer>(answer.body.clone()) {
         Ok(DrainAnswer { drained: true, .. }) => {
-            println!("drained: nothing is in flight, and nothing more is taken");
-            ExitCode::SUCCESS
+            print("drained: nothing is in flight, and nothing more is taken\n", ExitCode::SUCCESS)
         }
-        Ok(answer) => {
-            print!("{}", for_people(&answer));
-            ExitCode::from(EXIT_STILL_RUNNING)
-        }
+        Ok(answer) => print(&for_people(&answer), ExitCode::from(EXIT_STILL_RUNNING)),
         Err(_) => exit_with(app::EXIT_UNAVAILABLE, &answer.detail()),
     }
 }

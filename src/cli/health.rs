@@ -8,6 +8,7 @@ use reqwest::Method;
 
 use super::AskArgs;
 use super::client::{Answer, AskError, Client};
+use super::print::print;
 use crate::admin::{Liveness, Readiness, shown};
 use crate::config::Config;
 
@@ -17,7 +18,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 #[command(after_help = "\
 The listener of [health] is asked where there is one, else that of [admin], for at most 2 s.
 
-Exit codes: 0 yes, 1 no, for whatever reason.")]
+Exit codes: 0 yes, 1 no, for whatever reason, 2 the command line cannot be read.")]
 pub(super) struct HealthArgs {
     /// Asks whether the process lives, instead of whether it is ready
     #[arg(long, conflicts_with = "ready")]
@@ -31,14 +32,8 @@ pub(super) struct HealthArgs {
 
 pub(super) async fn run(config: Config, arguments: HealthArgs) -> ExitCode {
     match probe(&config, arguments.live).await {
-        Ok(lines) => {
-            println!("{lines}");
-            ExitCode::SUCCESS
-        }
-        Err(lines) => {
-            println!("{lines}");
-            ExitCode::FAILURE
-        }
+        Ok(lines) => print(&format!("{lines}\n"), ExitCode::SUCCESS),
+        Err(lines) => print(&format!("{lines}\n"), ExitCode::FAILURE),
     }
 }
 

@@ -27,6 +27,8 @@ use crate::app::{self, AppError};
 use crate::config::{self, Config, Flag, Flags, Given, Inputs};
 use crate::telemetry::init_log;
 
+/// The longest time that anything is waited for.
+const DURATION_MAX: Duration = Duration::from_secs(60 * 60);
 /// How long blocking work may go on behind the end of the runtime.
 const RUNTIME_END_WITHIN: Duration = Duration::from_millis(500);
 
@@ -164,10 +166,19 @@ where
     }
 }
 
+/// A duration as the admin listener takes it too: more would be a typing error.
+fn within_an_hour(text: &str) -> Result<Duration, String> {
+    let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    match duration <= DURATION_MAX {
+        true => Ok(duration),
+        false => Err("1h is the most".to_owned()),
+    }
+}
+
 /// Says why a command could not do what it was asked.
 fn exit_with(code: u8, reason: &str) -> ExitCode {
     let lines: Vec<_> = reason.lines().map(shown).collect();
-    eprintln!("inboxd: {}", lines.join("\n"));
+    print::complain(&lines.join("\n"));
     ExitCode::from(code)
 }
 
@@ -175,7 +186,7 @@ fn exit_with(code: u8, reason: &str) -> ExitCode {
 fn demo(options: crate::demo::DemoOptions) -> ExitCode {
     on_runtime(async {
         crate::demo::run(options).await.unwrap_or_else(|error| {
-            eprintln!("inboxd: {error:#}");
+            print::complain(&format!("{error:#}"));
             ExitCode::FAILURE
         })
     })
@@ -189,12 +200,12 @@ where
     let config = match config::load(inputs) {
         Ok(config) => config,
         Err(error) => {
-            eprintln!("inboxd: {error}\n({}: docs/errors.md)", ErrorCode::ConfigRefused);
+            print::complain(&format!("{error}\n({}: docs/errors.md)", ErrorCode::ConfigRefused));
             return ExitCode::from(app::EXIT_CONFIG);
         }
     };
     if let Err(error) = init_log(&config.log) {
-        eprintln!("inboxd: {error}");
+        print::complain(&format!("{error}"));
         return ExitCode::FAILURE;
     }
     on_runtime(async {
@@ -218,7 +229,7 @@ fn on_runtime(work: impl Future<Output = ExitCode>) -> ExitCode {
             code
         }
         Err(error) => {
-            eprintln!("inboxd: the runtime cannot start: {error}");
+            print::complain(&format!("the runtime cannot start: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -299,6 +310,18 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         grammar().debug_assert();
+    }
+
+    #[test]
+    fn nothing_is_waited_for_longer_than_an_hour() {
+        let timeouts =
+            [(u64::MAX.to_string() + "s", false), ("3601s".into(), false), ("1h".into(), true)];
+        for (timeout, is_taken) in timeouts {
+            let drain = ["inboxd", "drain", "--timeout", &timeout];
+            assert_eq!(Cli::try_parse_from(drain).is_ok(), is_taken, "{timeout}");
+            let check = ["inboxd", "check", "--connect", "--timeout", &timeout];
+            assert_eq!(Cli::try_parse_from(check).is_ok(), is_taken, "{timeout}");
+        }
     }
 
     #[test]

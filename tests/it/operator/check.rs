@@ -159,3 +159,25 @@ fn what_a_start_would_refuse_is_told_without_connecting() {
         assert!(text.contains(wanted), "no {wanted} in:\n{text}");
     }
 }
+
+/// `inboxd check | head`, and a full disk: the verdict stands, and nothing panics.
+#[test]
+fn a_standard_output_that_takes_nothing_is_no_panic() {
+    let run = |output: std::process::Stdio| {
+        let child = std::process::Command::new(env!("CARGO_BIN_EXE_inboxd"))
+            .args(["check", "--source", "amqp://h/?queue=q", "--callback", "http://h/"])
+            .stdout(output)
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = child.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(run(writer.into()), (Some(0), String::new()));
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let (code, said) = run(full.into());
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("standard output cannot be written to"), "{said}");
+}
