@@ -10,8 +10,7 @@ use crate::support::{
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
-const FORGED: &str =
-    "x\r\n{\"level\":\"ERROR\",\"forged\":true}\n2026-12-01T00:00:00Z ERROR forged\u{1b}[31m\u{7}";
+const FORGED: &str = "x\r\n{\"level\":\"ERROR\",\"forged\":true}\n2026-12-01T00:00:00Z ERROR forged\u{1b}[31m\u{7}a\u{7f}b\u{9b}";
 
 /// Publishes hostile messages that are all refused; answers the log in this format.
 async fn refused(format: &str) -> String {
