@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::{Address, BrokerKind, parse, parse_hosts};
@@ -160,23 +162,28 @@ fn check(section: &Section<'_>, broker: &Broker) {
 /// `tls = true`, `tls = false` or a table of files.
 fn tls_switch(section: &Section<'_>) -> Option<TlsFiles> {
     match section.node("tls").map(|node| &node.value) {
-        Some(Value::Table(_)) => Some(tls_files(&section.section("tls"))),
+        Some(Value::Table(_)) => {
+            // Only librdkafka takes an encrypted key, with the password beside it.
+            let decrypts = section.section("properties").has_secret("ssl.key.password");
+            Some(tls_files(&section.section("tls"), decrypts))
+        }
         Some(_) => section.switch_if_set("tls").unwrap_or_default().then(TlsFiles::default),
         None => None,
     }
 }
 
-/// `ca_file`, `cert_file`, `key_file`.
-pub(super) fn tls_files(section: &Section<'_>) -> TlsFiles {
+/// `ca_file`, `cert_file`, `key_file`; whether the key may be encrypted.
+pub(super) fn tls_files(section: &Section<'_>, decrypts: bool) -> TlsFiles {
     let file = |key: &str| {
         section.parse(key, |text| {
-            read_file(
-                text.as_ref(),
-                &shown_path(text.as_ref()),
-                PEM_BYTES_MAX,
-                "name a readable PEM file",
-            )
-            .map(|_| PathBuf::from(text))
+            let shown = shown_path(text.as_ref());
+            let remedy = "name a readable PEM file";
+            let pem = read_file(text.as_ref(), &shown, PEM_BYTES_MAX, remedy)?;
+            match key {
+                "key_file" => holds_key(&pem, &shown, decrypts)?,
+                _ => holds_certificates(&pem, &shown)?,
+            }
+            Ok(PathBuf::from(text))
         })
     };
     let files = TlsFiles {
@@ -192,12 +199,47 @@ pub(super) fn tls_files(section: &Section<'_>) -> TlsFiles {
     files
 }
 
+fn holds_certificates(pem: &str, shown: &str) -> Result<(), Fault> {
+    let mut certificates = CertificateDer::pem_slice_iter(pem.as_bytes()).peekable();
+    if certificates.peek().is_some() && certificates.all(|certificate| certificate.is_ok()) {
+        return Ok(());
+    }
+    Err(Fault::new(
+        format!("{shown} holds no certificate in PEM, or one that cannot be read"),
+        "name a file with -----BEGIN CERTIFICATE-----",
+    ))
+}
+
+/// Shows nothing of the key.
+fn holds_key(pem: &str, shown: &str, decrypts: bool) -> Result<(), Fault> {
+    let encrypted = pem.contains("-----BEGIN ENCRYPTED PRIVATE KEY-----")
+        || pem.contains("Proc-Type: 4,ENCRYPTED");
+    match (encrypted, decrypts) {
+        (true, true) => return Ok(()),
+        (true, false) => {
+            return Err(Fault::new(
+                format!("{shown} holds an encrypted private key"),
+                "decrypt it with openssl pkey; on Kafka properties may have ssl.key.password",
+            ));
+        }
+        (false, _) => {}
+    }
+    PrivateKeyDer::from_pem_slice(pem.as_bytes()).map(drop).map_err(|_| {
+        Fault::new(
+            format!("{shown} holds no private key in PEM, or one that cannot be read"),
+            "name a file with -----BEGIN PRIVATE KEY-----",
+        )
+    })
+}
+
 fn properties(section: &Section<'_>) -> Properties {
     let table = section.section("properties");
     let mut properties = Properties::default();
     for name in table.secret_names() {
         let value = table.parse_secret(name, |value| {
-            property_value(value.expose_secret()).map(|()| value.clone())
+            property_value(value.expose_secret())?;
+            known_property(name, value.expose_secret())?;
+            Ok(value.clone())
         });
         if let Some(value) = value {
             properties.insert(name, value);
@@ -223,6 +265,18 @@ pub(super) fn property_value(value: &str) -> Result<(), Fault> {
         format!("it has {} bytes, the most is {PROPERTY_BYTES_MAX}", value.len()),
         "name files by librdkafka's ….location instead of their content",
     ))
+}
+
+/// Whether librdkafka takes it and inboxd does not set it itself.
+#[cfg(feature = "kafka")]
+fn known_property(name: &str, value: &str) -> Result<(), Fault> {
+    inboxd_kafka::check_property(name, value).map_err(|error| Fault::new(error.what, error.remedy))
+}
+
+/// Nothing here knows librdkafka's properties.
+#[cfg(not(feature = "kafka"))]
+fn known_property(_: &str, _: &str) -> Result<(), Fault> {
+    Ok(())
 }
 
 impl Broker {

@@ -67,7 +67,7 @@ pub(super) fn read(section: &Section<'_>) -> Option<CallbackConfig> {
     }
     let headers_prefix = prefix.unwrap_or_else(|| "Inbox-Header-".to_owned());
     let headers_set = headers::read(&headers.section("set"), may_be_set);
-    let tls = tls_files(&section.section("tls"));
+    let tls = tls_files(&section.section("tls"), false);
     let http2 = section.switch("callback_http2");
     Some(CallbackConfig {
         url: url?,

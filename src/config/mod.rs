@@ -120,7 +120,7 @@ fn read(tree: &Table, needs_subscriptions: bool, problems: &Problems) -> Config 
     let root = Section::root(tree, &keys::ROOT, problems);
     let mut notices = Vec::new();
     let admin = process::admin(&root.section("admin"));
-    let health_listen = process::health(&root.section("health"));
+    let health_listen = process::health(&root.section("health"), admin.listen);
     let log = process::log(&root.section("log"));
     let telemetry = telemetry::read(&root.section("telemetry"));
     let database = process::database(&root.section("database"));
@@ -132,7 +132,7 @@ fn read(tree: &Table, needs_subscriptions: bool, problems: &Problems) -> Config 
     }
     check_consumer_ids(&root, &subscriptions);
     let lease = one_lease(&mut subscriptions, &mut notices);
-    check_lease(&root, &database, lease, !subscriptions.is_empty());
+    check_lease(&root, &database, lease, &subscriptions);
     Config {
         admin,
         health_listen,
@@ -213,7 +213,13 @@ fn one_lease(subscriptions: &mut [SubscriptionConfig], notices: &mut Vec<String>
     lease
 }
 
-fn check_lease(root: &Section<'_>, database: &DatabaseConfig, lease: Duration, consumes: bool) {
+fn check_lease(
+    root: &Section<'_>,
+    database: &DatabaseConfig,
+    lease: Duration,
+    subscriptions: &[SubscriptionConfig],
+) {
+    let consumes = !subscriptions.is_empty();
     let shown = units::show_duration(lease);
     let section = root.section("database");
     for (key, retention) in
@@ -234,9 +240,12 @@ fn check_lease(root: &Section<'_>, database: &DatabaseConfig, lease: Duration, c
         }
     }
     if consumes && lease < MYSQL_LEASE_MIN && matches!(database.url, DatabaseUrl::MySql(_)) {
-        root.problems.add(
-            Place::Unset,
-            "subscription.*.lease",
+        // The longest holds, so one of them is to be raised: whichever has it.
+        let names = subscriptions.iter().map(|subscription| &*subscription.settings.name);
+        let mut entries = names.map(|name| root.entry("subscription", name));
+        let Some(entry) = entries.find(|entry| entry.duration("lease") == lease) else { return };
+        entry.problem(
+            "lease",
             Fault::new(
                 format!("{shown} is too short for MySQL and MariaDB, which count lock timeouts in whole seconds"),
                 format!("set at least {}", units::show_duration(MYSQL_LEASE_MIN)),

@@ -136,6 +136,9 @@ pub(super) fn callback(text: &str) -> Result<String, Fault> {
             "leave user and password out of the URL",
         ));
     }
+    if url.port() == Some(0) {
+        return Err(Fault::new("nothing listens on port 0", remedy));
+    }
     if url.fragment().is_some() {
         return Err(Fault::new("it has a fragment (#), which is never sent", "leave it out"));
     }
@@ -198,10 +201,17 @@ fn server(
 ) -> Result<SecretString, Fault> {
     let rest = text.split_once("://").map(|(_, rest)| rest);
     let rest = rest.ok_or_else(|| Fault::new("its scheme is not followed by //", remedy))?;
+    let or_unencoded = |fault: Fault| match rest.rsplit_once('@') {
+        Some((before, _)) if before.contains(['#', '/', '?']) => Fault::new(
+            "it has a #, / or ? before the @, which ends the host",
+            "percent-encode user and password (%23 is #, %2F is /, %3F is ?), or set password_file",
+        ),
+        _ => fault,
+    };
     let mut url = Url::parse(&format!("{scheme}://{rest}"))
-        .map_err(|error| Fault::new(format!("it is no URL: {error}"), remedy))?;
+        .map_err(|error| or_unencoded(Fault::new(format!("it is no URL: {error}"), remedy)))?;
     if url.path().trim_matches('/').is_empty() {
-        return Err(Fault::new("it names no database", remedy));
+        return Err(or_unencoded(Fault::new("it names no database", remedy)));
     }
     if let Some(password) = password {
         if url.password().is_some() {
@@ -241,6 +251,7 @@ mod tests {
             "http://u:hunter2@h/",
             "http://h/#a",
             "http://h:99999/",
+            "http://h:0/",
             "unix:app.sock:/x",
             "unix:/a.sock:/x y",
         ] {
@@ -281,6 +292,16 @@ mod tests {
             let fault = parse(bad).expect_err(bad);
             assert!(!format!("{fault:?}").contains("hunter2"), "{fault:?}");
         }
+    }
+
+    #[test]
+    fn a_password_that_is_not_encoded_is_told_as_such() {
+        for bad in ["postgres://u:hunter2#pw@h/x", "mysql://u:hunter2/pw@h/x"] {
+            let fault = database(&bad.into(), None).expect_err(bad);
+            assert!(fault.remedy.contains("percent-encode"), "{fault:?}");
+            assert!(!format!("{fault:?}").contains("hunter2"), "{fault:?}");
+        }
+        assert!(database(&"postgres://h/x?application_name=a@b".into(), None).is_ok());
     }
 
     #[test]

@@ -49,8 +49,19 @@ pub(super) fn token(token: &str) -> Result<(), Fault> {
 }
 
 /// `[health]`.
-pub(super) fn health(section: &Section<'_>) -> Option<SocketAddr> {
-    section.parse("listen", names::listen).flatten()
+pub(super) fn health(section: &Section<'_>, admin: Option<SocketAddr>) -> Option<SocketAddr> {
+    let listen = section.parse("listen", names::listen).flatten()?;
+    // Port 0 is another one each time.
+    if admin == Some(listen) && listen.port() != 0 {
+        section.problem(
+            "listen",
+            Fault::new(
+                format!("{listen} is admin.listen too, and only one can have it"),
+                "choose another port, or leave it out: the admin listener has the probes too",
+            ),
+        );
+    }
+    Some(listen)
 }
 
 /// `[log]`.

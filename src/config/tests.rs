@@ -319,7 +319,7 @@ fn a_short_lease_is_refused_where_locks_are_counted_in_seconds() {
             .env("INBOXD__DATABASE__URL", "mysql://inbox@h/inbox")
             .env("INBOXD__SUBSCRIPTION__DEFAULT__LEASE", lease)
     };
-    assert_says(&given("4s").bad(), "subscription.*.lease", "at least 5s");
+    assert_says(&given("4s").bad(), "subscription.default.lease", "at least 5s");
     given("5s").good();
 }
 
@@ -450,6 +450,8 @@ fn secrets_are_in_no_error() {
 #[test]
 fn tls_is_a_scheme_a_switch_or_files() {
     let ca = tempfile::NamedTempFile::new().unwrap();
+    let pem = |label| format!("-----BEGIN {label}-----\nAAAA\n-----END {label}-----\n");
+    std::fs::write(ca.path(), pem("CERTIFICATE")).unwrap();
     let path = ca.path().display();
     let config = flags(&format!("amqps://h/?queue=a&tls.ca_file={path}"), CALLBACK).good();
     let source = rabbitmq(&config.subscriptions[0]);
@@ -461,6 +463,78 @@ fn tls_is_a_scheme_a_switch_or_files() {
     assert_says(&error, "broker.default.tls.ca_file", "cannot be read");
     let error = flags(&format!("amqps://h/?queue=a&tls.cert_file={path}"), CALLBACK).bad();
     assert_says(&error, "broker.default.tls.key_file", "needs both");
+}
+
+#[test]
+fn what_is_no_certificate_or_key_is_told_where_it_is_named() {
+    let files = tempfile::tempdir().unwrap();
+    let holding = |name: &str, text: &str| {
+        std::fs::write(files.path().join(name), text).unwrap();
+        files.path().join(name).display().to_string()
+    };
+    let pem = |label| format!("-----BEGIN {label}-----\nAAAA\n-----END {label}-----\n");
+    let certificate = holding("certificate", &pem("CERTIFICATE"));
+    let key = holding("key", &pem("PRIVATE KEY"));
+    let encrypted = holding("encrypted", &pem("ENCRYPTED PRIVATE KEY"));
+    let rubbish = holding("rubbish", "geheim");
+    let broken = holding("broken", "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n");
+    let with = |cert: &str, key: &str| {
+        let source = "kafka://h/t?group=g";
+        flags(&format!("{source}&tls.cert_file={cert}&tls.key_file={key}"), CALLBACK)
+    };
+    with(&certificate, &key).good();
+    for (cert, key, at, what) in [
+        (&rubbish, &key, "broker.default.tls.cert_file", "no certificate"),
+        (&broken, &key, "broker.default.tls.cert_file", "no certificate"),
+        (&key, &key, "broker.default.tls.cert_file", "no certificate"),
+        (&certificate, &certificate, "broker.default.tls.key_file", "no private key"),
+        (&certificate, &encrypted, "broker.default.tls.key_file", "encrypted"),
+    ] {
+        let error = with(cert, key).bad();
+        assert_says(&error, at, what);
+        assert!(!error.to_string().contains("geheim") && error.0.len() == 1, "{error}");
+    }
+    with(&certificate, &encrypted)
+        .env("INBOXD__BROKER__DEFAULT__PROPERTIES__SSL_KEY_PASSWORD", "x")
+        .good();
+    let error = flags(RABBITMQ, CALLBACK)
+        .env("INBOXD__SUBSCRIPTION__DEFAULT__TLS__CA_FILE", &rubbish)
+        .bad();
+    assert_says(&error, "subscription.default.tls.ca_file", "no certificate");
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn properties_of_librdkafka_are_checked_each_where_it_is_set() {
+    let text = "[broker.main]\nurl = \"kafka://k\"\n[broker.main.properties]\n\
+        \"enable.auto.commit\" = true\n\"no.such.thing\" = 1\n\"session.timeout.ms\" = \"soon\"\n\
+        \"fetch.wait.max.ms\" = 50\n\"ssl.key.pem\" = \"geheim\"\n";
+    let error = file(text).env("INBOXD__BROKER__MAIN__PROPERTIES__GROUP_ID", "g").bad();
+    for (line, what) in [
+        (":4)", "cannot be set"),
+        (":5)", "no such property"),
+        (":6)", "session.timeout.ms"),
+        ("(INBOXD__BROKER__MAIN__PROPERTIES__GROUP_ID)", "`group`"),
+    ] {
+        let told = error.0.iter().map(ToString::to_string);
+        let found = told.into_iter().any(|one| one.contains(line) && one.contains(what));
+        assert!(found, "{line} {what}: {error}");
+    }
+    assert!(!error.to_string().contains("geheim"), "{error}");
+    assert!(!error.to_string().contains("fetch.wait"), "{error}");
+}
+
+#[test]
+fn two_listeners_of_one_address_are_refused() {
+    let error = flags(RABBITMQ, CALLBACK)
+        .env("INBOXD__ADMIN__LISTEN", "127.0.0.1:7000")
+        .env("INBOXD__HEALTH__LISTEN", "127.0.0.1:7000")
+        .bad();
+    assert_says(&error, "health.listen", "admin.listen");
+    flags(RABBITMQ, CALLBACK)
+        .env("INBOXD__ADMIN__LISTEN", "127.0.0.1:0")
+        .env("INBOXD__HEALTH__LISTEN", "127.0.0.1:0")
+        .good();
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::time::Duration;
 use inboxd_contract::{Notes, SourceError};
 use rdkafka::config::{ClientConfig, NativeClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
+use rdkafka::types::RDKafkaConfRes;
 
 /// The most time between two looks at the cluster's metadata, in milliseconds: new partitions
 /// and topics are noticed within it.
@@ -37,6 +38,86 @@ const OWNED: &[(&str, &str)] = &[
     ("enable.partition.eof", "the end of a partition is no event here"),
     ("queued.max.messages.kbytes", "it is set from the budget `in_flight_bytes_max`"),
 ];
+
+/// Properties with bounds that librdkafka does not have: the most, in milliseconds, and the reason.
+const BOUNDED: &[(&str, u64, &str)] = &[
+    (
+        "topic.metadata.refresh.interval.ms",
+        METADATA_REFRESH_MS_MAX,
+        "new partitions would be noticed too late",
+    ),
+    ("statistics.interval.ms", STATISTICS_MS_MAX, "lag and readiness are read from the statistics"),
+];
+
+/// Parts of the names of properties whose values may be secret.
+const SECRET: &[&str] =
+    &["password", "secret", "key", "token", "jaas", "credential", "sasl.oauthbearer.config"];
+
+/// Why a property is refused. Holds no value that may be secret.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PropertyError {
+    /// What is wrong.
+    pub what: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl PropertyError {
+    fn new(what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { what: what.into(), remedy: remedy.into() }
+    }
+}
+
+/// Checks one librdkafka property as a source would: that it is not one which inboxd sets, that
+/// librdkafka knows it and takes its value. Connects to nothing.
+///
+/// # Errors
+/// What is wrong and what to do, without the name, and without the value where that may be secret.
+pub fn check_property(name: &str, value: &str) -> Result<(), PropertyError> {
+    if name.contains('\0') || value.contains('\0') {
+        return Err(PropertyError::new("it contains a NUL character", "leave it out"));
+    }
+    if let Some((_, why)) = OWNED.iter().find(|(key, _)| *key == name) {
+        return Err(PropertyError::new(format!("it cannot be set: {why}"), "leave it out"));
+    }
+    for (key, most, why) in BOUNDED {
+        if *key == name && !in_bounds(value, *most) {
+            return Err(PropertyError::new(
+                format!("{why} with this value"),
+                format!("set 1 to {most}, in milliseconds"),
+            ));
+        }
+    }
+    let mut client = ClientConfig::new();
+    client.set(name, value);
+    match client.create_native_config() {
+        Ok(_) => Ok(()),
+        Err(KafkaError::ClientConfig(RDKafkaConfRes::RD_KAFKA_CONF_UNKNOWN, ..)) => {
+            Err(PropertyError::new(
+                "librdkafka has no such property",
+                "use a name from librdkafka's CONFIGURATION.md, or leave it out",
+            ))
+        }
+        Err(KafkaError::ClientConfig(_, words, ..)) if !may_be_secret(name) => {
+            Err(PropertyError::new(
+                format!("librdkafka refuses it: {words}"),
+                "set a value that librdkafka's CONFIGURATION.md allows",
+            ))
+        }
+        Err(_) => Err(PropertyError::new(
+            "librdkafka refuses its value",
+            "set a value that librdkafka's CONFIGURATION.md allows",
+        )),
+    }
+}
+
+fn in_bounds(value: &str, most: u64) -> bool {
+    value.parse().is_ok_and(|ms: u64| (1..=most).contains(&ms))
+}
+
+fn may_be_secret(name: &str) -> bool {
+    SECRET.iter().any(|part| name.contains(part))
+}
 
 /// Where a group without a committed offset begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -228,27 +309,14 @@ impl KafkaConfig {
                 return refuse(format!("the Kafka property `{key}` cannot be set: {why}"));
             }
         }
-        self.check_range(
-            "topic.metadata.refresh.interval.ms",
-            METADATA_REFRESH_MS_MAX,
-            "new partitions would be noticed too late",
-        )?;
-        self.check_range(
-            "statistics.interval.ms",
-            STATISTICS_MS_MAX,
-            "lag and readiness are read from the statistics",
-        )
-    }
-
-    fn check_range(&self, key: &str, most: u64, why: &str) -> Result<(), SourceError> {
-        match self.properties.get(key) {
-            Some(value) if !value.parse().is_ok_and(|ms: u64| (1..=most).contains(&ms)) => {
-                Err(SourceError::permanent(format!(
+        for (key, most, why) in BOUNDED {
+            if self.properties.get(*key).is_some_and(|value| !in_bounds(value, *most)) {
+                return refuse(format!(
                     "the Kafka property `{key}` must be between 1 and {most} milliseconds: {why}"
-                )))
+                ));
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 }
 
@@ -274,8 +342,7 @@ impl fmt::Debug for KafkaConfig {
 fn native(client: &ClientConfig) -> Result<NativeClientConfig, SourceError> {
     client.create_native_config().map_err(|error| match error {
         KafkaError::ClientConfig(_, words, key, _) => {
-            let secret = ["password", "secret", "key", "token", "jaas", "sasl.oauthbearer.config"];
-            let words = match secret.iter().any(|part| key.contains(part)) {
+            let words = match may_be_secret(&key) {
                 true => "its value is not valid".to_owned(),
                 false => words,
             };
@@ -326,6 +393,31 @@ mod tests {
         let mut config = with("sasl.password", "hunter2");
         config.properties.insert("ssl.key.pem.bad".into(), "hunter2".into());
         assert!(!config.client().expect_err("unknown").to_string().contains("hunter2"));
+    }
+
+    #[test]
+    fn one_property_is_checked_alone_as_a_source_would() {
+        assert_eq!(check_property("fetch.wait.max.ms", "50"), Ok(()));
+        assert_eq!(check_property("security.protocol", "sasl_ssl"), Ok(()));
+        for (key, why) in OWNED {
+            let error = check_property(key, "1").expect_err(key);
+            assert!(error.what.contains(why), "{error:?}");
+        }
+        for (name, value, what) in [
+            ("no.such.thing", "1", "no such property"),
+            ("session.timeout.ms", "soon", "session.timeout.ms"),
+            ("statistics.interval.ms", "0", "statistics"),
+            ("client.id", "a\0b", "NUL"),
+        ] {
+            let error = check_property(name, value).expect_err(name);
+            assert!(error.what.contains(what) && !error.remedy.is_empty(), "{error:?}");
+        }
+        let error = check_property("sasl.oauthbearer.token.endpoint.urll", "hunter2");
+        assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+        for bad in ["ssl.key.pem", "enable.ssl.key.verification"] {
+            let error = check_property(bad, "hunter2");
+            assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+        }
     }
 
     #[test]

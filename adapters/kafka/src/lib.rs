@@ -30,7 +30,7 @@ mod stats;
 mod tracker;
 mod worker;
 
-pub use config::{KafkaConfig, StartAt};
+pub use config::{KafkaConfig, PropertyError, StartAt, check_property};
 pub use horizon::redelivery_horizon;
 pub use inspect::inspect;
 pub use shared::KafkaCounters;

@@ -95,6 +95,12 @@ fn collect(group: &'static Group, path: &[String], files: &Files, found: &mut Ve
     }
 }
 
+/// A file that is a certificate and a key, as far as is looked.
+fn pem(content: &str) -> String {
+    let section = |label| format!("-----BEGIN {label}-----\n{content}\n-----END {label}-----\n");
+    section("CERTIFICATE") + &section("PRIVATE KEY")
+}
+
 /// A value that fits and is not the default.
 fn sample(kind: &Kind, files: &Files) -> String {
     let show = |duration: Duration| humantime::format_duration(duration).to_string();
@@ -115,7 +121,7 @@ fn sample(kind: &Kind, files: &Files) -> String {
         Kind::Choice { words, .. } => words[words.len() - 1].to_owned(),
         Kind::Text(form) | Kind::Secret(form) => form.sample.to_owned(),
         Kind::List { entry, .. } | Kind::Secrets { entry, .. } => entry.sample.to_owned(),
-        Kind::PemFile => files.holding("PEM"),
+        Kind::PemFile => files.holding(&pem("AAAA")),
         Kind::SwitchOrTable(_) | Kind::Table(_) | Kind::Tables { .. } | Kind::Values { .. } => {
             unreachable!("no single value")
         }
@@ -255,7 +261,7 @@ fn setting(leaf: &Leaf, files: &Files) -> (Variables, Variables) {
     for (one, other) in [("cert_file", "key_file"), ("key_file", "cert_file")] {
         if leaf.key.name == one {
             let path = path.replace(one, other);
-            before.push((variable(path.split('.')), files.holding("other PEM")));
+            before.push((variable(path.split('.')), files.holding(&pem("BBBB"))));
         }
     }
     let mut after = before.clone();
