@@ -332,6 +332,10 @@ impl ClientContext for Context {
                     );
                 }
             }
+            // Each topic is asked for by name too, and told once.
+            (RDKafkaErrorCode::UnknownTopicOrPartition, Trouble::Passing) => {
+                tracing::debug!(error = %code, "Kafka: {words}");
+            }
             (_, Trouble::Passing) => tracing::info!(error = %code, "Kafka: {words}"),
             (_, Trouble::Connection) => tracing::info!(error = %code, "Kafka connection: {words}"),
             // The engine tells it, with the subscription's name, from the status.

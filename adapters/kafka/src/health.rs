@@ -188,7 +188,8 @@ impl Health {
             (Some(_), _) => Some(self.trouble_code),
             (None, _) => {
                 let lost = !self.alive && (self.was_alive || self.last_error.is_some());
-                lost.then_some(ErrorCode::SourceUnreachable)
+                let gone = (self.alive && self.nothing_there).then_some(ErrorCode::TopicMissing);
+                lost.then_some(ErrorCode::SourceUnreachable).or(gone)
             }
         }
     }
@@ -238,6 +239,11 @@ impl Health {
     /// Of which topics the records wait for an identity, and why; replaces what was told before.
     pub(crate) fn withheld(&mut self, withheld: BTreeMap<String, String>) {
         self.withheld = withheld;
+    }
+
+    /// The group's name.
+    pub(crate) fn group(&self) -> &str {
+        &self.group
     }
 
     /// Which named topics are not there, and why; replaces what was told before. Answers those
@@ -302,8 +308,10 @@ mod tests {
         let (phase, reason) = health.phase(None);
         assert_eq!(phase, SourcePhase::Ready);
         assert!(reason.contains("orders"), "{reason}");
+        assert_eq!(health.code(), None, "nothing keeps it from being ready");
         health.missing(missing(), true);
         assert_eq!(health.phase(None).0, SourcePhase::Failing, "nothing can be consumed");
+        assert_eq!(health.code(), Some(ErrorCode::TopicMissing));
         health.missing(BTreeMap::new(), false);
         assert_eq!(health.phase(None), (SourcePhase::Ready, String::new()));
     }

@@ -129,10 +129,15 @@ impl Incarnations {
             })
             .collect();
         let nothing_there = !self.pattern && missing.len() == self.named.len();
-        let new = shared.lock().health.missing(missing, nothing_there);
-        for (topic, why) in new {
+        let (new, group) = {
+            let health = &mut shared.lock().health;
+            (health.missing(missing, nothing_there), health.group().to_owned())
+        };
+        // With nothing left to consume the source is not ready, which is told with its reason.
+        for (topic, why) in new.into_iter().filter(|_| !nothing_there) {
             tracing::warn!(
                 code = ErrorCode::TopicMissing.as_str(),
+                group,
                 topic,
                 why,
                 "a topic that is named cannot be consumed; the others are, and this one as soon as \

@@ -159,7 +159,11 @@ impl Look {
             .iter()
             .map(|broker| format!("{}:{}", broker.host(), broker.port()))
             .collect();
-        let what = format!("cluster {id}, {} brokers: {}", brokers.len(), shortened(&brokers));
+        let count = match brokers.len() {
+            1 => "1 broker".to_owned(),
+            count => format!("{count} brokers"),
+        };
+        let what = format!("cluster {id}, {count}: {}", shortened(&brokers));
         self.findings.push(Finding::info(format!("Kafka at {}", self.config.brokers), what));
     }
 
