@@ -129,7 +129,10 @@ pub(super) fn unusable(error: &AppError) -> Finding {
         AppError::Store(cause) => Finding::problem(
             "database",
             chain(cause),
-            "see whether it runs, and whether database.url, user and password are right",
+            match cause.is_transient() {
+                true => "see whether it runs, and whether database.url has the right host and port",
+                false => "see to what it says, and to database.url, user and password",
+            },
         ),
         other => refused(other),
     }

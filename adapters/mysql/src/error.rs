@@ -78,6 +78,22 @@ fn class_of_number(number: u16) -> ErrorClass {
     }
 }
 
+/// What to do about a connection that is refused.
+pub(crate) fn hint(error: &sqlx::Error) -> Option<&'static str> {
+    if let sqlx::Error::Tls(cause) = error {
+        let refused = cause.to_string().contains("does not support TLS");
+        return refused.then_some(
+            "let it have a certificate, or give database.url ssl-mode=DISABLED where the network is \
+             trusted",
+        );
+    }
+    match number(error)? {
+        1049 => Some("create the database, or give the name of another in database.url"),
+        1044 | 1045 => Some("give the right user and password in database.url"),
+        _ => None,
+    }
+}
+
 /// `what`: what was attempted and on what.
 pub(crate) fn store_error(what: impl Into<String>, error: sqlx::Error) -> StoreError {
     let class = class_of(&error);

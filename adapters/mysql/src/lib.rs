@@ -87,7 +87,11 @@ impl MysqlStore {
         config.validate()?;
         let options = config.options()?;
         let place = place_of(&options);
-        let failed = |error| store_error(format!("connecting to the database at {place}"), error);
+        let failed = |error| {
+            let hint = error::hint(&error).map(|hint| format!(" failed; {hint}"));
+            let hint = hint.unwrap_or_default();
+            store_error(format!("connecting to the database at {place}{hint}"), error)
+        };
         let mut first = connect(&options).await.map_err(failed)?;
         let server = Server::inspect(&mut first, config.allow_weak_durability).await?;
         // An orderly goodbye is a courtesy.

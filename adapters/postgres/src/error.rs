@@ -83,13 +83,20 @@ struct Shared(Arc<sqlx::Error>);
 
 impl fmt::Display for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
+        // The driver adds the line of the server's source.
+        match self.0.as_database_error() {
+            Some(error) => write!(f, "the server says: {}", error.message()),
+            None => fmt::Display::fmt(&self.0, f),
+        }
     }
 }
 
 impl Error for Shared {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.source()
+        match &*self.0 {
+            sqlx::Error::Database(_) => None,
+            error => error.source(),
+        }
     }
 }
 
@@ -149,8 +156,18 @@ fn is_refused_value(error: &sqlx::Error) -> bool {
 }
 
 fn hint(error: &sqlx::Error) -> Option<&'static str> {
+    if let sqlx::Error::Tls(cause) = error {
+        let refused = cause.to_string().contains("does not support TLS");
+        return refused.then_some(
+            "let it have a certificate, or give database.url sslmode=disable where the network is \
+             trusted",
+        );
+    }
     let code = error.as_database_error()?.code()?;
     match &*code {
+        "3D000" => Some("create the database, or give the name of another in database.url"),
+        "28P01" => Some("give the right user and password in database.url"),
+        "28000" => Some("let the user in from here (pg_hba.conf), or give another in database.url"),
         "42P01" | "3F000" => Some("run `inboxd migrate`, or see database.schema and table_prefix"),
         "26000" | "42P05" => {
             Some("a transaction pooler does not keep prepared statements: see prepared_statements")

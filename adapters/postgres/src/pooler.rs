@@ -50,6 +50,17 @@ pub(crate) async fn check(options: &PgConnectOptions, within: Duration) -> Resul
     }
 }
 
+/// Connects once. A pool would try again without a word where nobody listens.
+pub(crate) async fn reach(options: &PgConnectOptions, within: Duration) -> Result<(), StoreError> {
+    let connected = timeout(within, options.connect()).await;
+    let connection = connected
+        .map_err(|_| Failure::timed_out("connecting", within))?
+        .map_err(|error| Failure::of("connecting", error))?;
+    // An orderly goodbye is a courtesy.
+    let _ = connection.close().await;
+    Ok(())
+}
+
 async fn take_turns(options: &PgConnectOptions) -> Result<Turn, Failure> {
     let connect = async || {
         let connected = options.connect().await;

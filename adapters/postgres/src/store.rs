@@ -99,10 +99,10 @@ impl PostgresStore {
     /// Transient: the database is not there. Permanent: there is a pooler in between that needs
     /// [`PostgresConfig::prepared_statements`] to be false.
     pub async fn check_pooler(&self) -> Result<(), StoreError> {
-        if self.config.prepared_statements {
-            pooler::check(&self.options, self.config.acquire_timeout).await?;
+        match self.config.prepared_statements {
+            true => pooler::check(&self.options, self.config.acquire_timeout).await,
+            false => pooler::reach(&self.options, self.config.acquire_timeout).await,
         }
-        Ok(())
     }
 
     /// One statement in a transaction of its own.

@@ -39,6 +39,7 @@ use sqlx::sqlite::SqlitePool;
 pub use config::SqliteConfig;
 
 use connection::{Writer, reader_pool};
+use error::store_error;
 use lock::OwnerLock;
 use sql::Sql;
 
@@ -112,9 +113,14 @@ impl SqliteStore {
             StoreError::new(ErrorClass::Permanent, what, error)
         })?;
         let lock_wait = config.lease / 5;
+        let readers = reader_pool(&path, lock_wait, config.readers_max);
+        // Reads the file's header.
+        sqlx::query("PRAGMA schema_version").execute(&readers).await.map_err(|error| {
+            store_error(format!("opening the SQLite database {}", path.display()), error)
+        })?;
         Ok(Self {
             sql: Arc::new(Sql::new(&config.table_prefix)),
-            readers: reader_pool(&path, lock_wait, config.readers_max),
+            readers,
             writer: Writer::new(&path, lock_wait),
             path,
             lock: Mutex::new(None),

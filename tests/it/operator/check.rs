@@ -116,6 +116,15 @@ async fn a_fresh_database_is_fine_and_a_wrong_login_is_not() {
             queue.config(),
             subscription("orders", &queue, &queue.name, &app.url("/"), ""),
         );
+        // In less time than a pool would try again for.
+        for extra in ["", "prepared_statements = false\n"] {
+            let away = away.replacen("/inbox\"\n", &format!("/inbox\"\n{extra}"), 1);
+            if scheme == "mysql" && !extra.is_empty() {
+                continue;
+            }
+            let told = check(&away, &["--connect", "--timeout", "4s"]).await;
+            assert!(told.out.contains("Connection refused"), "{told:?}");
+        }
         let told = check(&away, &["--connect"]).await;
         assert_eq!(told.code, Some(69), "{told:?}");
         assert!(told.out.contains("problem  database"), "{told:?}");
@@ -129,6 +138,12 @@ async fn a_fresh_database_is_fine_and_a_wrong_login_is_not() {
     let told = check(&nowhere, &["--connect"]).await;
     assert_eq!(told.code, Some(69), "{told:?}");
     assert!(told.out.contains("there is no directory /nowhere/at/all"), "{told:?}");
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), "no database at all ".repeat(100)).expect("written");
+    let other = nowhere.replacen("/nowhere/at/all/inbox.db", file.path().to_str().unwrap(), 1);
+    let told = check(&other, &["--connect"]).await;
+    assert_eq!(told.code, Some(69), "{told:?}");
+    assert!(told.out.contains("file is not a database"), "{told:?}");
 }
 
 /// What only a library can refuse is told without connecting, as `inboxd run` would tell it.
@@ -147,17 +162,27 @@ fn what_a_start_would_refuse_is_told_without_connecting() {
     );
     let file = dir.path().join("inboxd.toml");
     std::fs::write(&file, config).unwrap();
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_inboxd"))
-        .args(["check", "--config"])
-        .arg(&file)
-        .env("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318")
-        .output()
-        .unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(78), "{text}");
-    for wanted in ["no.such.property", "ca.pem", "OTEL_EXPORTER_OTLP_ENDPOINT"] {
-        assert!(text.contains(wanted), "no {wanted} in:\n{text}");
-    }
+    let refused = |wanted: &[&str]| {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_inboxd"))
+            .args(["check", "--config"])
+            .arg(&file)
+            .env("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318")
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8(text).unwrap();
+        assert_eq!(output.status.code(), Some(78), "{text}");
+        for wanted in wanted {
+            assert!(text.contains(wanted), "no {wanted} in:\n{text}");
+        }
+    };
+    refused(&["inboxd.toml:5", "no.such.property", "inboxd.toml:9", "ca.pem"]);
+    // Then what is not of the configuration.
+    let config = std::fs::read_to_string(&file).unwrap();
+    let config = config.replace("\"no.such.property\" = \"1\"\n", "");
+    let config = config.lines().filter(|line| !line.starts_with("tls"));
+    std::fs::write(&file, config.collect::<Vec<_>>().join("\n")).unwrap();
+    refused(&["OTEL_EXPORTER_OTLP_ENDPOINT"]);
 }
 
 /// `inboxd check | head`, and a full disk: the verdict stands, and nothing panics.
