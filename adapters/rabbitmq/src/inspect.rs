@@ -98,6 +98,10 @@ fn told(trouble: &Trouble) -> (String, &'static str) {
             "give the authority's certificate as tls.ca_file, and the right port"
         }
         ErrorCode::FrameUndecodable => "give the port of AMQP 0-9-1",
+        // Where nobody listens the reason is another one.
+        _ if trouble.reason.contains("aborted") || trouble.reason.contains("reset") => {
+            "give the port of AMQP, if this one is another protocol's; else see the broker's log"
+        }
         _ => "start the broker, or give the right host and port",
     };
     (what, remedy)
