@@ -227,7 +227,7 @@ impl Health {
         let words = words.join("; ");
         if self.nothing_there {
             // The group is not even joined then.
-            return (SourcePhase::Failing, words);
+            return (SourcePhase::Failing, format!("group {}: {words}", self.group));
         }
         if !self.joined {
             let group = &self.group;
