@@ -5,8 +5,9 @@
 //! is the readers' to tell, of what holds in the end.
 
 use super::declare::{Group, Key, Kind};
+use super::keys;
 use super::names;
-use super::problem::{Fault, Place, Problems, join};
+use super::problem::{Fault, NO_TABLE, Place, Problems, did_you_mean, join};
 use super::tree::{Node, Table, Value};
 
 /// Checks every value of a layer against its declaration.
@@ -29,7 +30,7 @@ impl Layer<'_> {
             match group.find(name) {
                 // Finding the nearest key is not free, and there may be many.
                 None if self.problems.is_full() => self.problems.count_one_more(),
-                None => self.problem(&node.place, &full, unknown(group, path, name)),
+                None => self.problem(&node.place, &full, unknown(group, path, name, &node.place)),
                 Some(key) if key.name == name => self.value(node, &key.kind, &full),
                 Some(key) => self.twin(table, node, key, &full),
             }
@@ -58,9 +59,9 @@ impl Layer<'_> {
                 self.tables(tables, group, *most, &node.place, full);
             }
             (Kind::Values { .. }, Value::Table(table)) => self.values(table, kind, node, full),
-            (Kind::Table(_), _) => self.problem(&node.place, full, no_table(full)),
+            (Kind::Table(_), _) => self.problem(&node.place, full, no_table(full, &node.place)),
             (Kind::Tables { .. } | Kind::Values { .. }, _) => {
-                self.problem(&node.place, full, no_table(&format!("{full}.NAME")));
+                self.problem(&node.place, full, no_table(&format!("{full}.NAME"), &node.place));
             }
             (Kind::List { entry, most, gather }, _) => {
                 self.list(node, entry.check, *most, *gather, full);
@@ -110,7 +111,7 @@ impl Layer<'_> {
             }
             match &node.value {
                 Value::Table(table) => self.table(table, group, &full),
-                _ => self.problem(&node.place, &full, no_table(&full)),
+                _ => self.problem(&node.place, &full, no_table(&full, &node.place)),
             }
         }
     }
@@ -210,8 +211,8 @@ pub(super) fn no_scalar() -> Fault {
     Fault::new("it is a single value", "write one value")
 }
 
-pub(super) fn no_table(full: &str) -> Fault {
-    Fault::new("it is a table", format!("write [{full}] and its keys below"))
+pub(super) fn no_table(full: &str, place: &Place) -> Fault {
+    Fault::new(NO_TABLE, place.write_table(full))
 }
 
 /// A secret and its twin.
@@ -219,24 +220,51 @@ pub(super) fn both(key: &str, twin: &str) -> Fault {
     Fault::new(format!("{key} is set too"), format!("set {key} or {twin}, not both"))
 }
 
-fn unknown(group: &'static Group, path: &str, name: &str) -> Fault {
+fn unknown(group: &'static Group, path: &str, name: &str, place: &Place) -> Fault {
     let nearest = group
         .names()
         .filter(|known| known.len().abs_diff(name.len()) <= 1 + known.len() / 4)
         .map(|known| (strsim::damerau_levenshtein(&name.to_ascii_lowercase(), &known), known))
         .min()
         .filter(|(distance, known)| *distance <= 1 + known.len() / 4);
-    let remedy = match (nearest, elsewhere(group, path, name)) {
-        (Some((0 | 1, known)), _) | (Some((_, known)), None) => {
-            format!("did you mean {:?}?", join(path, &known))
-        }
-        (_, Some(other)) => format!("did you mean {other:?}?"),
-        (None, None) => {
+    let belongs = (!path.is_empty()).then(|| belongs_to(name)).flatten();
+    let remedy = match (nearest, elsewhere(group, path, name), belongs) {
+        (Some((0 | 1, known)), _, _) => did_you_mean(&join(path, &known)),
+        (_, Some(other), _) => did_you_mean(&other),
+        // The very name, elsewhere, rather than one that is a little like it.
+        (_, None, Some(other)) => match (other.contains('.'), place.is_toml()) {
+            (true, _) => format!("it belongs to {other}"),
+            (false, true) => {
+                "it belongs to the top: such keys stand before the first [table]".to_owned()
+            }
+            (false, false) => "it belongs to the top".to_owned(),
+        },
+        (Some((_, known)), None, None) => did_you_mean(&join(path, &known)),
+        (None, None, None) => {
             let known: Vec<_> = group.keys.iter().map(|key| key.name).collect();
             format!("remove it; the keys here are {}", known.join(", "))
         }
     };
     Fault::new("there is no such key", remedy)
+}
+
+/// The key of the same name at the top or in any other table.
+fn belongs_to(name: &str) -> Option<String> {
+    fn within(group: &'static Group, path: &str, name: &str) -> Option<String> {
+        if group.find(name).is_some() {
+            return Some(join(path, name));
+        }
+        group.keys.iter().find_map(|key| match key.kind {
+            Kind::Table(below) | Kind::SwitchOrTable(below) => {
+                within(below, &join(path, key.name), name)
+            }
+            Kind::Tables { group: below, .. } => {
+                within(below, &format!("{}.NAME", join(path, key.name)), name)
+            }
+            _ => None,
+        })
+    }
+    within(&keys::ROOT, "", name)
 }
 
 /// The key of the same name one table further down.

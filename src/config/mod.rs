@@ -100,10 +100,7 @@ fn read_file(path: &Path, problems: &Problems) -> Table {
             // An editor's byte order mark is not part of the text.
             let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
             let shown = path.display().to_string();
-            let ends_with =
-                |end: &str| path.extension().is_some_and(|of| of.eq_ignore_ascii_case(end));
-            let is_yaml = ends_with("yaml") || ends_with("yml");
-            if is_yaml {
+            if problem::is_yaml(path) {
                 yaml::read(&shown, text, problems)
             } else {
                 toml::read(&shown, text, problems)
@@ -125,6 +122,14 @@ fn read(tree: &Table, needs_subscriptions: bool, problems: &Problems) -> Config 
     let telemetry = telemetry::read(&root.section("telemetry"));
     let database = process::database(&root.section("database"));
     let brokers = brokers(&root);
+    if brokers.is_empty()
+        && root.has("subscription")
+        && !root.has("broker")
+        && !problems.has_flag(subscription::SOURCE_FLAGS)
+    {
+        let remedy = "add [broker.main] with its url (or give --source)";
+        problems.add(Place::Unset, "broker", Fault::new(problem::MISSING, remedy));
+    }
     let mut subscriptions = subscriptions(&root, &brokers, &mut notices);
     if subscriptions.is_empty() && needs_subscriptions && problems.is_empty() {
         let remedy = "give --source and --callback, or a file with --config";

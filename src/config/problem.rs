@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Where a value was set.
@@ -32,6 +33,37 @@ impl Place {
             Self::Unset => (3, "", 0),
         }
     }
+}
+
+impl Place {
+    /// How a table is written where this is.
+    pub(super) fn write_table(&self, full: &str) -> String {
+        match self {
+            Self::Environment(_) => {
+                let name = full.to_ascii_uppercase().replace(['-', ' '], "_").replace('.', "__");
+                format!("set its keys by themselves: INBOXD__{name}__KEY")
+            }
+            Self::File { path, .. } if is_yaml(Path::new(&**path)) => {
+                let name = full.rsplit('.').next().unwrap_or_default();
+                match full.strip_suffix(".NAME") {
+                    Some(above) => format!("indent NAME: below {above}: and its keys below that"),
+                    None => format!("write {name}: and its keys below, indented"),
+                }
+            }
+            _ => format!("write [{full}] and its keys below"),
+        }
+    }
+
+    /// Whether it is in a file in TOML, where a key belongs to the table above it.
+    pub(super) fn is_toml(&self) -> bool {
+        matches!(self, Self::File { path, .. } if !is_yaml(Path::new(&**path)))
+    }
+}
+
+/// Whether a file is in YAML, by its name.
+pub(super) fn is_yaml(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|of| ["yaml", "yml"].iter().any(|end| of.eq_ignore_ascii_case(end)))
 }
 
 impl fmt::Display for Place {
@@ -124,12 +156,26 @@ const QUOTED_MAX: usize = 80;
 /// Problems that are told one by one.
 const PROBLEMS_MAX: usize = 200;
 
+/// What is said of a key that must be set.
+pub(super) const MISSING: &str = "it is missing";
+/// What is said of a table that is something else.
+pub(super) const NO_TABLE: &str = "it is a table";
+/// What is said of a key that is set to nothing.
+pub(super) const NULL: &str = "it is null";
+
+/// The remedy of a key that is written almost like this one.
+pub(super) fn did_you_mean(key: &str) -> String {
+    format!("did you mean {key:?}?")
+}
+
 /// Collects problems while the configuration is read.
 #[derive(Default)]
 pub(super) struct Problems {
     told: RefCell<Vec<Problem>>,
     /// Those beyond [`PROBLEMS_MAX`].
     more: Cell<usize>,
+    /// Where the file's text could not be read.
+    broken: RefCell<Vec<Place>>,
 }
 
 impl Problems {
@@ -142,6 +188,42 @@ impl Problems {
         if !problems.contains(&problem) {
             problems.push(problem);
         }
+    }
+
+    /// The text of the file cannot be read here: what seems missing may stand there.
+    pub(super) fn add_broken(&self, place: Place, fault: Fault) {
+        self.broken.borrow_mut().push(place.clone());
+        self.add(place, "", fault);
+    }
+
+    /// Leaves out what another problem explains: a key that is missing since its value was
+    /// refused, since its name was misspelt, or since the file cannot be read; and what the rest
+    /// of an unreadable line was taken for.
+    fn without_consequences(&self) -> Vec<Problem> {
+        let broken = self.broken.take();
+        let (missing, mut told): (Vec<_>, Vec<_>) =
+            self.told.take().into_iter().partition(|problem| problem.what == MISSING);
+        told.retain(|problem| problem.key.is_empty() || !broken.contains(&problem.place));
+        for problem in missing {
+            let meant = did_you_mean(&problem.key);
+            let mut explained = !broken.is_empty();
+            for other in &mut told {
+                let same = other.key == problem.key;
+                let below = other.what == NO_TABLE
+                    && problem
+                        .key
+                        .strip_prefix(&other.key)
+                        .is_some_and(|rest| rest.starts_with('.'));
+                explained |= same && other.what != MISSING || below || other.remedy == meant;
+                if same && other.what == NULL {
+                    other.remedy = format!("give it a value: {}", problem.remedy);
+                }
+            }
+            if !explained {
+                told.push(problem);
+            }
+        }
+        told
     }
 
     /// Whether no further one is told.
@@ -172,7 +254,7 @@ impl Problems {
     }
 
     pub(super) fn into_result<T>(self, value: Option<T>) -> Result<T, ConfigError> {
-        let mut problems = self.told.into_inner();
+        let mut problems = self.without_consequences();
         problems.sort_by(|one, other| one.place.order().cmp(&other.place.order()));
         if self.more.get() > 0 {
             problems.push(Problem {

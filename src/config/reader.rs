@@ -13,7 +13,7 @@ use secrecy::SecretString;
 use super::address::BrokerKind;
 use super::check::{both, items, no_scalar};
 use super::declare::{Group, Kind, twin};
-use super::problem::{Fault, Place, Problems, join};
+use super::problem::{Fault, MISSING, Place, Problems, join};
 use super::tree::{Node, Table, Value};
 use super::units;
 
@@ -58,7 +58,7 @@ impl<'a> Section<'a> {
 
     /// A key is missing; its place is that of its table.
     pub(super) fn missing(&self, key: &str, remedy: impl Into<String>) {
-        let fault = Fault::new("it is missing", remedy);
+        let fault = Fault::new(MISSING, remedy);
         self.problems.add(self.place.clone(), self.key(key), fault);
     }
 

@@ -21,7 +21,8 @@ use crate::engine::{Extractor, IdentitySettings, Ordering, RetrySettings, Subscr
 const NAME_BYTES_MAX: usize = 255;
 
 /// What gives a source beside the file.
-const SOURCE_FLAGS: &[&str] = &["--source", "--source-file", "INBOXD_SOURCE", "INBOXD_SOURCE_FILE"];
+pub(super) const SOURCE_FLAGS: &[&str] =
+    &["--source", "--source-file", "INBOXD_SOURCE", "INBOXD_SOURCE_FILE"];
 
 /// `source.declare`.
 pub(super) const DECLARE: [(&str, Declare); 4] = [
@@ -67,9 +68,10 @@ pub(super) fn read(
     let hold_max = section.duration("hold_max");
     let retry = retry(&section.section("retry"));
     let (routes, on_unrouted) = routes::read(section, broker.kind);
+    // Whose keys they are is not guessed.
+    known?;
     section.refuse_those_of_others(broker.kind);
     source_section.refuse_those_of_others(broker.kind);
-    known?;
     let settings = SubscriptionSettings {
         name: name.into(),
         consumer_id: consumer_id?,
@@ -92,11 +94,12 @@ pub(super) fn read(
 
 /// What the keys of a source say of its broker.
 fn implied_kind(source: &Section<'_>) -> Option<BrokerKind> {
-    if source.has("queue") {
-        return Some(BrokerKind::RabbitMq);
-    }
     let is_kafka = source.has("topics") || source.has("topic_pattern") || source.has("group");
-    is_kafka.then_some(BrokerKind::Kafka)
+    match (source.has("queue"), is_kafka) {
+        (true, false) => Some(BrokerKind::RabbitMq),
+        (false, true) => Some(BrokerKind::Kafka),
+        _ => None,
+    }
 }
 
 struct Limits {
@@ -161,6 +164,8 @@ fn broker<'a>(
         None if source.has("broker") => return None,
         // With one broker there is nothing to choose.
         None if brokers.len() == 1 => brokers.keys().next()?,
+        // Which is told once.
+        None if brokers.is_empty() => return None,
         None => {
             source.missing("broker", format!("name one of the brokers: {}", known()));
             return None;
@@ -173,7 +178,10 @@ fn broker<'a>(
                 "broker",
                 Fault::new(
                     format!("there is no [broker.{name}]"),
-                    format!("add it, or name one of: {}", known()),
+                    match brokers.is_empty() {
+                        true => "add it with its url".to_owned(),
+                        false => format!("add it, or name one of: {}", known()),
+                    },
                 ),
             );
             None

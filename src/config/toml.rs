@@ -21,9 +21,8 @@ pub(super) fn read(path: &str, text: &str, problems: &Problems) -> Table {
                 &text.get(span).map(|key| format!(", {}", quote(key))).unwrap_or_default(),
             );
         }
-        problems.add(
+        problems.add_broken(
             file.place(offset),
-            "",
             Fault::new(
                 format!("not TOML: {message}"),
                 "correct the file; see docs/configuration.md for its form",

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
-use super::problem::{Fault, Place, Problems, join, quote};
+use super::problem::{Fault, NULL, Place, Problems, join, quote};
 use super::tree::{Node, Table, Value};
 
 /// Tables within tables; the deepest key has six.
@@ -32,7 +32,8 @@ pub(super) fn read(path: &str, text: &str, problems: &Problems) -> Table {
                 // Its own Display would do as well; it has the line a second time.
                 let place = reader.place(error.marker().line());
                 let what = format!("not YAML: {}", error.info());
-                reader.problem(place, Fault::new(what, "correct the file; indent with spaces"));
+                let fault = Fault::new(what, "correct the file; indent with spaces");
+                reader.problems.add_broken(place, fault);
                 break;
             }
         }
@@ -163,7 +164,7 @@ impl Reader<'_> {
             return self.key(text, null, plain, place);
         }
         if null && !self.open.is_empty() {
-            let fault = Fault::new("it is null", "leave the key out, or quote the text");
+            let fault = Fault::new(NULL, "leave the key out, or quote the text");
             self.problem(place, fault);
             return self.skip();
         }

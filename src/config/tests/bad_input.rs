@@ -297,6 +297,65 @@ fn keys_of_the_other_broker_are_named_as_such() {
 }
 
 #[test]
+fn one_mistake_is_one_problem() {
+    let with = |from: &str, to: &str| {
+        assert!(GOOD.contains(from));
+        load_text("inboxd.toml", GOOD.replace(from, to)).unwrap_err()
+    };
+    let kind = "url = \"mq\"\nkind = \"rabbit\"";
+    assert_told(&with("url = \"amqp://mq/\"", kind), &[&["broker.main.kind", "\"rabbit\""]]);
+    let misspelt = with("callback", "callbak");
+    assert_told(&misspelt, &[&["inboxd.toml:4 ", "did you mean \"subscription.orders.callback\""]]);
+    let broker = "queue = \"q\", broker = \"mian\", topics = [\"t\"], group = \"g\"";
+    let unknown = with("queue = \"q\"", broker);
+    assert_told(&unknown, &[&["source.broker", "there is no [broker.mian]", "main"]]);
+    let bare = with("url = \"amqp://mq/\"", "url = \"amqp://mq/\"\npassword = text");
+    assert_told(&bare, &[&["inboxd.toml:3 ", "not TOML"]]);
+    let octal = with("queue = \"q\"", "queue = \"q\", prefetch = 0123");
+    assert_told(&octal, &[&["inboxd.toml:5 ", "not TOML"]]);
+    let none = with("[broker.main]\nurl = \"amqp://mq/\"\n", "");
+    assert_told(&none, &[&["broker: it is missing", "add [broker.main] with its url"]]);
+}
+
+#[test]
+fn null_of_a_required_key_is_one_problem_and_wants_a_value() {
+    let text = "broker: { main: { url: 'amqp://mq/' } }\nsubscription:\n  orders:\n    \
+                callback: null\n    source: { queue: q }\n";
+    let told = ["inboxd.yaml:4 subscription.orders.callback", "null", "give it a value"];
+    assert_told(&load_text("inboxd.yaml", text).unwrap_err(), &[&told]);
+    let twice = text.replace("    source", "    callback: 'http://h/'\n    source");
+    let error = load_text("inboxd.yaml", twice).unwrap_err();
+    assert_told(&error, &[&told, &["inboxd.yaml:5 ", "is there twice"]]);
+}
+
+#[test]
+fn a_key_of_another_table_is_told_where_it_belongs() {
+    let error = load_text(
+        "inboxd.toml",
+        format!("{GOOD}retention = \"5d\"\nshutdown_grace = \"5s\"\npool_max = 5\n"),
+    );
+    assert_told(
+        &error.unwrap_err(),
+        &[
+            &["inboxd.toml:6 ", "it belongs to database.retention"],
+            &["inboxd.toml:7 ", "before the first [table]"],
+            &["inboxd.toml:8 ", "it belongs to database.pool_max"],
+        ],
+    );
+}
+
+#[test]
+fn a_remedy_has_the_form_of_its_layer() {
+    let error = load_text("inboxd.yaml", "log: 1\nbroker: 2\nsubscription: { a: 3 }\n");
+    let error = error.unwrap_err();
+    assert!(!error.to_string().contains("write ["), "{error}");
+    assert_eq!(error.0.len(), 3, "{error}");
+    assert!(error.to_string().contains("write log: and its keys below"), "{error}");
+    let error = load_with(&[("INBOXD__SUBSCRIPTION__ORDERS", "x")]).unwrap_err();
+    assert_told(&error, &[&["it is a table", "INBOXD__SUBSCRIPTION__ORDERS__KEY"]]);
+}
+
+#[test]
 fn problems_without_end_are_cut_and_take_no_time() {
     let begun = std::time::Instant::now();
     let many = |line: &dyn Fn(usize) -> String| (0..20_000).map(line).collect::<String>();
