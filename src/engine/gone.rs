@@ -1,7 +1,7 @@
 //! 410 Gone: which paths of the callback said it last, and whether the subscription pauses.
 //!
-//! Invariants: it pauses only while every path that was called so far answered 410 last, so that
-//! one route that is gone holds up no other; what is no answer (a refused connection, a timeout)
+//! Invariants: it pauses only while every path that messages can go to answered 410 last, so that
+//! one route that is gone holds up no other, seen or not; what is no answer (a refused connection, a timeout)
 //! changes nothing; a pause and its end are told once in a while, however often they take turns.
 //! What it does not do: retry. Messages of a path that is gone are tried again as any others.
 
@@ -10,11 +10,13 @@ use std::sync::Arc;
 use inboxd_contract::{RetryReason, Verdict};
 use tokio::time::Instant;
 
+use super::settings::{OnUnrouted, SubscriptionSettings};
 use super::trouble::EVERY;
 
 /// What each path said. Bounded by the routes of the configuration.
-#[derive(Default)]
 pub(super) struct Endpoints {
+    /// How many there are.
+    count: usize,
     /// `None` is the callback's own path.
     paths: Vec<(Option<Arc<str>>, bool)>,
     is_paused: bool,
@@ -33,6 +35,20 @@ pub(super) struct Turn {
 }
 
 impl Endpoints {
+    pub(super) fn new(settings: &SubscriptionSettings) -> Self {
+        let mut paths: Vec<_> = settings.routes.iter().map(|route| Some(&*route.path)).collect();
+        if paths.is_empty() || settings.on_unrouted == OnUnrouted::Forward {
+            paths.push(None);
+        }
+        paths.sort_unstable();
+        paths.dedup();
+        Self::of(paths.len())
+    }
+
+    fn of(count: usize) -> Self {
+        Self { count, paths: Vec::new(), is_paused: false, told: None, end_is_owed: false }
+    }
+
     /// A call of this path came to this; `Some` where that pauses the subscription or ends its
     /// pause.
     pub(super) fn note(&mut self, path: Option<&Arc<str>>, verdict: &Verdict) -> Option<Turn> {
@@ -45,7 +61,7 @@ impl Endpoints {
             Some((_, was_gone)) => *was_gone = is_gone,
             None => self.paths.push((path.cloned(), is_gone)),
         }
-        let is_paused = self.paths.iter().all(|(_, is_gone)| *is_gone);
+        let is_paused = self.paths.iter().filter(|(_, is_gone)| *is_gone).count() >= self.count;
         if std::mem::replace(&mut self.is_paused, is_paused) == is_paused {
             return None;
         }
@@ -78,7 +94,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_an_answer_ends_the_pause() {
-        let mut endpoints = Endpoints::default();
+        let mut endpoints = Endpoints::of(1);
         assert_eq!(endpoints.note(None, &gone()), PAUSED);
         assert_eq!(endpoints.note(None, &gone()), None);
         assert_eq!(endpoints.note(None, &retry(RetryReason::Unreachable, None)), None);
@@ -88,8 +104,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_path_that_is_gone_pauses_nothing_while_another_answers() {
-        let (mut endpoints, refunds) = (Endpoints::default(), Arc::<str>::from("/refunds"));
+        let (mut endpoints, refunds) = (Endpoints::of(2), Arc::<str>::from("/refunds"));
         let accepted = Verdict::Accepted { status: 200 };
+        // The other was not called yet: it is not gone for that.
+        assert_eq!(endpoints.note(Some(&refunds), &gone()), None);
         assert_eq!(endpoints.note(None, &accepted), None);
         for _ in 0..10 {
             assert_eq!(endpoints.note(Some(&refunds), &gone()), None);
@@ -101,7 +119,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_path_that_cannot_decide_is_told_once_in_a_while() {
-        let mut endpoints = Endpoints::default();
+        let mut endpoints = Endpoints::of(1);
         let accepted = Verdict::Accepted { status: 200 };
         assert_eq!(endpoints.note(None, &gone()), PAUSED);
         assert_eq!(endpoints.note(None, &accepted), BACK);

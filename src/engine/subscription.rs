@@ -165,7 +165,7 @@ impl Subscription {
             cut: CancellationToken::new(),
             releasable: source.traits().releasable,
             gone: watch::Sender::new(false),
-            endpoints: Mutex::default(),
+            endpoints: Mutex::new(Endpoints::new(&settings)),
             tasks: TaskTracker::new(),
             trouble: CallbackTrouble::default(),
             metrics,
