@@ -12,6 +12,22 @@ use super::tree::{Node, Table, Value, get, set};
 
 const PREFIX: &str = "INBOXD__";
 const SEPARATOR: &str = "__";
+/// Before the short variables, which stand for flags.
+const SHORT_PREFIX: &str = "INBOXD_";
+const SHORT: [&str; 8] = [
+    "ADMIN",
+    "CALLBACK",
+    "CONFIG",
+    "CONSUMER_ID",
+    "DATABASE",
+    "DATABASE_FILE",
+    "SOURCE",
+    "SOURCE_FILE",
+];
+/// What is shorter is like anything.
+const STRAY_BYTES_MIN: usize = 5;
+/// Notices of one start.
+const STRAYS_MAX: usize = 16;
 /// Parts of a variable's name; the longest key has six.
 const DEPTH_MAX: usize = 16;
 
@@ -78,6 +94,39 @@ pub(super) fn layer(
         taken.insert(path, name);
     }
     layer
+}
+
+/// Variables of this program that are no flag's and no key's, told since they look as if they were
+/// meant to be: never a problem, for others set names with this beginning too (Kubernetes for
+/// a service of the program's name).
+pub(super) fn strays(variables: &[(OsString, OsString)]) -> Vec<String> {
+    let meant = |name: &str| {
+        let rest = name.strip_prefix(SHORT_PREFIX)?;
+        if rest.starts_with('_') || SHORT.contains(&rest) || rest.len() < STRAY_BYTES_MIN {
+            return None;
+        }
+        let long = keys_of_one_table().find(|key| key.replace('.', "_").eq_ignore_ascii_case(rest));
+        if let Some(key) = long {
+            return Some(format!("{PREFIX}{}", key.to_ascii_uppercase().replace('.', SEPARATOR)));
+        }
+        let distance = |known: &&&str| strsim::damerau_levenshtein(known, rest);
+        let near = SHORT.iter().min_by_key(distance)?;
+        (distance(&near) <= 2).then(|| format!("{SHORT_PREFIX}{near}"))
+    };
+    let names = variables.iter().filter_map(|(name, _)| name.to_str());
+    names
+        .filter_map(|name| Some((name, meant(name)?)))
+        .take(STRAYS_MAX)
+        .map(|(name, meant)| format!("{name} is set and means nothing here: is {meant} meant?"))
+        .collect()
+}
+
+/// Keys whose full names the program knows.
+fn keys_of_one_table() -> impl Iterator<Item = String> {
+    keys::ROOT.keys.iter().flat_map(|key| match key.kind {
+        Kind::Table(below) => below.names().map(|name| format!("{}.{name}", key.name)).collect(),
+        _ => vec![key.name.to_owned()],
+    })
 }
 
 /// A variable of the same key, or of one above or below it.
@@ -266,6 +315,36 @@ mod tests {
         let names = ["INBOXD__SUBSCRIPTION__A__LEASE", "INBOXD__SUBSCRIPTION__A_B__LEASE"];
         let (_, problems) = layer_of(&[(names[0], "x"), (names[1], "y")], "");
         assert!(problems.is_empty());
+    }
+
+    #[test]
+    fn a_variable_that_looks_misspelt_is_noticed_and_kubernetes_s_are_not() {
+        let told = |names: &[&str]| {
+            let variables: Vec<_> = names.iter().map(|name| (name.into(), "x".into())).collect();
+            strays(&variables)
+        };
+        let notices = told(&["INBOXD_SORCE", "INBOXD_LOG_LEVEL", "INBOXD_SHUTDOWN_GRACE"]);
+        for (notice, meant) in notices.iter().zip([
+            "is INBOXD_SOURCE meant",
+            "is INBOXD__LOG__LEVEL meant",
+            "is INBOXD__SHUTDOWN_GRACE meant",
+        ]) {
+            assert!(notice.contains(meant), "{notice}");
+        }
+        assert_eq!(notices.len(), 3);
+        let others = [
+            "INBOXD_SERVICE_HOST",
+            "INBOXD_SERVICE_PORT",
+            "INBOXD_PORT",
+            "INBOXD_PORT_7461_TCP",
+            "INBOXD_PORT_7461_TCP_ADDR",
+            "INBOXD_SERVICE_PORT_HTTP",
+            "INBOXD_SOURCE",
+            "INBOXD_DATABASE_FILE",
+            "INBOXD__LOG__LEVEL",
+            "INBOXD_BIN",
+        ];
+        assert_eq!(told(&others), Vec::<String>::new());
     }
 
     #[test]

@@ -215,8 +215,9 @@ static BROKER: Group = Group {
             Kind::Text(&forms::NAME_255),
             "on Kafka SASL PLAIN, unless `properties` say otherwise",
         )
-        .unset("guest on RabbitMQ"),
-        Key::new("password", Kind::Secret(&forms::SECRET), "of `user`").unset("guest on RabbitMQ"),
+        .unset("guest on RabbitMQ; required with `password`"),
+        Key::new("password", Kind::Secret(&forms::SECRET), "of `user`")
+            .unset("guest on RabbitMQ; required with `user`"),
         Key::new("vhost", Kind::Text(&forms::NAME_255), "not percent-encoded")
             .unset("/")
             .only(RabbitMq),

@@ -83,13 +83,15 @@ pub fn load(inputs: Inputs) -> Result<Config, ConfigError> {
     };
     check::layer(&tree, &keys::ROOT, &problems);
     flags::make_room(&inputs.flags, &mut tree, &problems);
+    let strays = environment::strays(&inputs.environment);
     let environment = environment::layer(inputs.environment, &tree, &problems);
     check::layer(&environment, &keys::ROOT, &problems);
     tree::overlay(&mut tree, environment);
     let flags = flags::layer(&inputs.flags, &tree, &problems);
     check::layer(&flags, &keys::ROOT, &problems);
     tree::overlay(&mut tree, flags);
-    let config = read(&tree, inputs.needs_subscriptions, &problems);
+    let mut config = read(&tree, inputs.needs_subscriptions, &problems);
+    config.notices.extend(strays);
     problems.into_result(Some(config))
 }
 

@@ -434,6 +434,25 @@ fn secrets_are_in_no_debug_output() {
 }
 
 #[test]
+fn a_short_variable_is_over_the_long_one_of_the_same_key() {
+    let mut given = flags(RABBITMQ, CALLBACK)
+        .env("INBOXD__DATABASE__URL", "sqlite:long.db")
+        .env("INBOXD_SORCE", "x");
+    given.inputs.flags.database = Some(("sqlite:short.db".into(), "INBOXD_DATABASE"));
+    let config = given.good();
+    assert!(
+        matches!(&config.database.url, DatabaseUrl::Sqlite(path) if path.as_os_str() == "short.db")
+    );
+    assert!(config.notices.iter().any(|notice| notice.contains("INBOXD_SORCE")));
+}
+
+#[test]
+fn a_password_without_a_user_is_refused() {
+    let text = "[broker.main]\nurl = \"amqp://mq/\"\npassword = \"geheim\"\n";
+    assert_says(&file(text).bad(), "broker.main.user", "set user too");
+}
+
+#[test]
 fn secrets_are_in_no_error() {
     for given in [
         flags("amqp://u:geheim@h:x/?queue=a", CALLBACK),
