@@ -3,8 +3,8 @@
 mod bytes;
 mod cloud_events;
 mod conformance;
-mod contract;
 mod connection;
+mod contract;
 mod goaway;
 mod hostile;
 mod inspect;
