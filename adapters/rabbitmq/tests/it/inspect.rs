@@ -8,7 +8,7 @@ use inboxd_rabbitmq::{DeclareOptions, QueueKind, RabbitMqConfig, inspect};
 use lapin::options::QueueDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
 use secrecy::SecretString;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use crate::support::{Publisher, behind_proxy, close, phase, shared, start};
@@ -143,6 +143,9 @@ async fn what_keeps_a_login_away_is_told_with_a_remedy() {
     http.hosts = vec![("127.0.0.1".into(), odd.local_addr().expect("an address").port())];
     let answering = tokio::spawn(async move {
         while let Ok((mut stream, _)) = odd.accept().await {
+            // What was sent is read first: to close over it would reset the connection.
+            let mut header = [0; 8];
+            let _ = stream.read_exact(&mut header).await;
             let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
         }
     });
