@@ -315,12 +315,12 @@ impl Claim {
 impl DeadCopy {
     fn new(answering: &Answering<'_>, row: &ExplainedCopy) -> Self {
         let copy = &row.copy;
-        let reason: &str = copy.reason.into();
+        let reason = copy.reason.as_str();
         Self {
             reason: reason.to_owned(),
             ago_ms: millis(row.parked_ago),
             at: answering.at(row.parked_ago),
-            discarded: row.discarded,
+            discarded: row.state == inboxd_contract::ParkedState::Discarded,
             subscription: copy.subscription.clone(),
             origin: copy.envelope.origin.to_string(),
             attempts: copy.attempts,

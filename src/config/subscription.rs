@@ -15,7 +15,10 @@ use super::names;
 use super::problem::Fault;
 use super::reader::Section;
 use super::{callback, forms, identity, routes};
-use crate::engine::{Extractor, IdentitySettings, Ordering, RetrySettings, SubscriptionSettings};
+use crate::engine::{
+    BreakerSettings, DeadLetterTo, DeliveryMode, Extractor, IdentitySettings, OnBlockedLane,
+    OnDeadLetter, Ordering, RetrySettings, SubscriptionSettings,
+};
 
 /// RabbitMQ's and Kafka's bound on names, in bytes.
 const NAME_BYTES_MAX: usize = 255;
@@ -78,7 +81,10 @@ pub(super) fn read(
         ordering,
         key_from,
         identity,
+        delivery: DeliveryMode::default(),
         concurrency,
+        adaptive: true,
+        rate: None,
         in_flight_max: limits.in_flight_max,
         in_flight_bytes_max: limits.in_flight_bytes_max,
         body_bytes_max,
@@ -86,6 +92,12 @@ pub(super) fn read(
         lease,
         hold_max,
         retry,
+        park: RetrySettings::PARKED,
+        on_blocked_lane: OnBlockedLane::default(),
+        on_dead_letter: OnDeadLetter::default(),
+        dead_letter_to: DeadLetterTo::default(),
+        breaker: BreakerSettings::default(),
+        health_interval: Duration::from_secs(5),
         routes,
         on_unrouted,
     };
@@ -131,6 +143,7 @@ fn retry(section: &Section<'_>) -> RetrySettings {
         initial: section.duration("initial"),
         factor: section.number("factor"),
         cap: section.duration("cap"),
+        ..RetrySettings::IN_PLACE
     };
     if settings.cap < settings.initial {
         let key = if section.has("cap") { "cap" } else { "initial" };

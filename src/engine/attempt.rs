@@ -93,6 +93,9 @@ impl<'a> Journey<'a> {
                 ClaimAnswer::Dead { held: Some(attempts), .. } => (attempts, true),
                 ClaimAnswer::Processed { fingerprint } => return Claimed::Processed(fingerprint),
                 ClaimAnswer::Dead { fingerprint, held: None } => return Claimed::Dead(fingerprint),
+                ClaimAnswer::Parked { .. } | ClaimAnswer::LaneBlocked { .. } => {
+                    return Claimed::Stopped;
+                }
                 ClaimAnswer::Busy { wait } => {
                     drop(slot);
                     let wait = wait.min(hub.lease() / 10).max(BUSY_WAIT_MIN);

@@ -32,8 +32,11 @@ use crate::telemetry::{Metrics, StoreCall};
 const BATCH_MEMBERS_MAX: usize = 256;
 /// Members of one call that carries bodies.
 const BATCH_BODIES_MAX: usize = 8;
-const STORE_RETRY: RetrySettings =
-    RetrySettings { initial: Duration::from_millis(50), factor: 2.0, cap: Duration::from_secs(2) };
+const STORE_RETRY: RetrySettings = RetrySettings {
+    initial: Duration::from_millis(50),
+    cap: Duration::from_secs(2),
+    ..RetrySettings::IN_PLACE
+};
 
 /// What the store's calls need.
 struct Context {
@@ -161,7 +164,7 @@ impl Hub {
         let claim = contract::Claim { key: key.clone(), token: self.token() };
         // Before the first call with this token: the lease ends here no later than there.
         let sent_at = Instant::now();
-        let request = ClaimRequest { claim: claim.clone(), fingerprint, position };
+        let request = ClaimRequest { claim: claim.clone(), fingerprint, position, lane_id: None };
         let mut retry = Retry { alone, ..Retry::new() };
         // An earlier call may have been committed: only its own token finds that claim again.
         let mut doubtful = false;

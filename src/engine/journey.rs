@@ -321,7 +321,7 @@ impl<'a> Journey<'a> {
                         return Ok(Ending::row(Outcome::Duplicate, fingerprint));
                     }
                     // Our own commit, whose answer was lost.
-                    Settled::Lost(Look { processed: None, dead })
+                    Settled::Lost(Look { processed: None, dead, .. })
                         if recorded.doubtful && letter::is_among(self.item, &dead) => {}
                     Settled::Lost(look) => return Err(look),
                 }
@@ -338,6 +338,7 @@ impl<'a> Journey<'a> {
             claim: held.lease.claim().clone(),
             record: identity::record(&self.item.delivery.envelope, fingerprint.clone()),
             supersedes_dead: held.supersedes_dead,
+            parked: None,
         };
         if broken!(AckBeforeCommit) {
             let hub = self.shared.hub.clone();

@@ -18,6 +18,8 @@ pub(super) fn of(shared: &Shared, item: &Item, reason: DeadReason) -> DeadLetter
         token: None,
         subscription: shared.settings.name.clone(),
         lane: item.lane.clone(),
+        lane_id: None,
+        first_ago: item.delivery.received_at.elapsed(),
         envelope: item.delivery.envelope.clone(),
         body_kept: true,
         fingerprint: item.fingerprint.clone(),

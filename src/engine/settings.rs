@@ -100,7 +100,18 @@ pub struct IdentitySettings {
     pub on_conflict: OnIdConflict,
 }
 
-/// Backoff in place: exponential with full jitter.
+/// How a delay is drawn below its bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Jitter {
+    /// Anything between nothing and the bound.
+    #[default]
+    Full,
+    /// The bound itself.
+    None,
+}
+
+/// When a message that failed is tried again, and when no more: exponential backoff. In place
+/// (`retry`), and from `inbox_parked` (`park`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RetrySettings {
     /// The first delay's upper bound.
@@ -109,6 +120,109 @@ pub struct RetrySettings {
     pub factor: f32,
     /// The largest bound; also the cap of `Retry-After`.
     pub cap: Duration,
+    /// How delays are drawn.
+    pub jitter: Jitter,
+    /// In place: attempts before it is parked. Parked: all attempts of a message, those in place
+    /// included, before it is a dead letter. At least 1.
+    pub attempts_max: u32,
+    /// In place: since it was received, before it is parked. Parked: since it was received
+    /// first, before it is a dead letter.
+    pub elapsed_max: Duration,
+}
+
+impl RetrySettings {
+    /// The defaults of `retry`.
+    pub const IN_PLACE: Self = Self {
+        initial: Duration::from_millis(200),
+        factor: 2.0,
+        cap: Duration::from_secs(30),
+        jitter: Jitter::Full,
+        attempts_max: 5,
+        elapsed_max: Duration::from_secs(120),
+    };
+    /// The defaults of `park`.
+    pub const PARKED: Self = Self {
+        initial: Duration::from_secs(30),
+        factor: 2.0,
+        cap: Duration::from_secs(3_600),
+        jitter: Jitter::Full,
+        attempts_max: 20,
+        elapsed_max: Duration::from_secs(3 * 86_400),
+    };
+}
+
+/// When a message is forwarded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum DeliveryMode {
+    /// At once: a ledger; acked after it was processed.
+    #[default]
+    Direct,
+    /// Store and forward: parked on arrival and acked at once, forwarded by the workers.
+    Stored,
+}
+
+/// What becomes of a message behind a parked one of its lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnBlockedLane {
+    /// It is parked behind it.
+    #[default]
+    Park,
+    /// It passes: the order is given up.
+    Skip,
+    /// It waits, unsettled, for as long as it takes.
+    Halt,
+}
+
+/// What a dead letter means for its lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnDeadLetter {
+    /// Nothing: the lane goes on, and a replay is out of order.
+    #[default]
+    Continue,
+    /// It blocks its lane until it is replayed or discarded.
+    Halt,
+}
+
+/// Where dead letters go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeadLetterTo {
+    /// The table, whole.
+    #[default]
+    Table,
+    /// The broker, whole; then a row without the body.
+    Broker,
+    /// The broker, then the table, whole.
+    Both,
+}
+
+/// When the callback is given a rest.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BreakerSettings {
+    /// Failures of the endpoint in a row that open it; 0: it never opens.
+    pub failures: u32,
+    /// From its opening to the first probe.
+    pub probe_initial: Duration,
+    /// The longest time between two probes.
+    pub probe_cap: Duration,
+}
+
+impl Default for BreakerSettings {
+    fn default() -> Self {
+        Self {
+            failures: 10,
+            probe_initial: Duration::from_secs(1),
+            probe_cap: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What may be changed while it runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// Concurrent POSTs.
+    pub concurrency: usize,
+    /// POSTs begun in a second; `None`: as many as there are.
+    pub rate: Option<f64>,
 }
 
 /// A value that a header must have for a route.
@@ -175,8 +289,14 @@ pub struct SubscriptionSettings {
     pub key_from: KeyFrom,
     /// Identity and conflicts.
     pub identity: IdentitySettings,
-    /// Concurrent POSTs.
+    /// When messages are forwarded.
+    pub delivery: DeliveryMode,
+    /// Concurrent POSTs: what it starts with, and the most that an adaptive limit gives.
     pub concurrency: usize,
+    /// The limit on concurrency follows how the application copes.
+    pub adaptive: bool,
+    /// POSTs begun in a second; `None`: as many as there are.
+    pub rate: Option<f64>,
     /// Deliveries in flight.
     pub in_flight_max: usize,
     /// Bytes of deliveries in flight.
@@ -187,10 +307,22 @@ pub struct SubscriptionSettings {
     pub callback_timeout: Duration,
     /// A claim's life; renewed at a third.
     pub lease: Duration,
-    /// How long a delivery is held before it is released where that does no harm.
+    /// How long a delivery is held before it is parked.
     pub hold_max: Duration,
     /// Backoff in place.
     pub retry: RetrySettings,
+    /// Backoff from `inbox_parked`.
+    pub park: RetrySettings,
+    /// What becomes of messages behind a parked one.
+    pub on_blocked_lane: OnBlockedLane,
+    /// What a dead letter means for its lane.
+    pub on_dead_letter: OnDeadLetter,
+    /// Where dead letters go.
+    pub dead_letter_to: DeadLetterTo,
+    /// When the callback is given a rest.
+    pub breaker: BreakerSettings,
+    /// How often a health URL is asked while the application is well.
+    pub health_interval: Duration,
     /// Tried in this order, the first that matches wins; none: everything goes to the callback.
     pub routes: Vec<RouteSettings>,
     /// The policy for messages that no route matches, where there are routes.

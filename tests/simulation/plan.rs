@@ -302,6 +302,7 @@ impl Draw {
             initial: self.between(10 * MS, 500 * MS),
             factor: 2.0,
             cap: *self.one_of(&[SECOND, 5 * SECOND, 30 * SECOND]),
+            ..settings.retry
         };
         settings.identity.on_missing =
             *self.one_of(&[OnMissingId::DeadLetter, OnMissingId::Forward]);

@@ -138,6 +138,12 @@ pub trait Forwarder: Send + Sync + 'static {
     /// Dropping the future abandons the request; the application may have seen it.
     async fn forward(&self, request: ForwardRequest<'_>) -> Verdict;
 
-    /// Whether the callback's host accepts a connection. Sends no request.
+    /// Whether the application can be called: it answers a health URL with a 2xx where one is
+    /// configured, else its host accepts a connection (and no request is sent).
     async fn probe(&self) -> Result<(), String>;
+
+    /// A health URL is configured: what it answers gates consumption while running, too.
+    fn has_health(&self) -> bool {
+        false
+    }
 }

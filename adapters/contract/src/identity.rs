@@ -101,6 +101,29 @@ impl MessageId {
         Self(format!("{HASH_PREFIX}{}", hex::encode(Sha256::digest(text))).into())
     }
 
+    /// The id under which a conflicting copy is replayed: `<id>~<fingerprint>`, once only however
+    /// often it is replayed. Too long, it is hashed as a whole.
+    pub fn of_conflict(&self, fingerprint: &Fingerprint) -> Self {
+        self.suffixed(fingerprint.as_str())
+    }
+
+    /// The id under which a processed message is replayed all the same: `<id>~<fresh>`.
+    pub fn of_override(&self, fresh: uuid::Uuid) -> Self {
+        self.suffixed(&fresh.to_string())
+    }
+
+    fn suffixed(&self, suffix: &str) -> Self {
+        let suffix = format!("~{suffix}");
+        if self.0.ends_with(&suffix) {
+            return self.clone();
+        }
+        let text = format!("{}{suffix}", self.0);
+        if text.len() <= MESSAGE_ID_BYTES_MAX {
+            return Self(text.into());
+        }
+        Self(format!("{HASH_PREFIX}{}", hex::encode(Sha256::digest(text))).into())
+    }
+
     /// An id as a store returned it: taken as it is.
     pub fn from_stored(text: &str) -> Self {
         Self(text.into())

@@ -15,7 +15,9 @@ mod error;
 mod finding;
 mod forward;
 mod identity;
+mod letters;
 mod outcome;
+mod parked;
 mod source;
 mod store;
 mod stored;
@@ -31,16 +33,22 @@ pub use identity::{
     CONSUMER_ID_BYTES_MAX, ConsumerId, Fingerprint, IdentityError, InboxKey, MESSAGE_ID_BYTES_MAX,
     MessageId, length_prefixed,
 };
+pub use letters::{DeadLetterTarget, LetterCopy, PublishError};
 pub use outcome::Outcome;
+pub use parked::{
+    Actor, Arrival, ArrivalStep, Arrived, AuditAction, AuditEntry, CopyReason, DeadReason, LaneId,
+    NewCopy, ParkReason, ParkedCopy, ParkedFilter, ParkedRow, ParkedSeq, ParkedState, Parking,
+    Replay, Replayed, Reschedule, TakeDue, Taken, TakenBatch, Unpark,
+};
 pub use source::{
     Acker, Delivery, Fence, FenceHandle, HorizonAnswer, PartitionReport, RedeliveryHorizon, Room,
     Settle, Settlement, Source, SourceCounts, SourcePhase, SourceStatus, SourceTraits, StreamId,
 };
 pub use store::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadReason, DeadRow,
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadRow,
     EXPLAINED_COPIES_MAX, ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, Hold,
-    InboxStore, Look, MessageRecord, Notes, OwnerId, ParkedCopy, Release, Settled, StoreLimits,
-    StoreStats, SweepPolicy, SweepReport, Token,
+    InboxStore, Look, MessageRecord, Notes, OwnerId, Release, Settled, StoreLimits, StoreStats,
+    SweepPolicy, SweepReport, Token,
 };
 pub use stored::StoredEnvelopeError;
 pub use trace::{is_valid_traceparent, is_valid_tracestate};

@@ -71,6 +71,7 @@ fn read_stats(row: &MySqlRow) -> Result<StoreStats, sqlx::Error> {
         dead: count(2)?,
         oldest_message: row.try_get::<Option<i64>, _>(3)?.map(micros),
         oldest_dead: row.try_get::<Option<i64>, _>(4)?.map(micros),
+        ..StoreStats::default()
     })
 }
 
@@ -101,7 +102,12 @@ fn read_copy(row: &MySqlRow) -> Result<ExplainedCopy, StoreError> {
     Ok(ExplainedCopy {
         copy: read_parked(row)?,
         body_bytes: row.try_get::<Option<i64>, _>(11).map_err(failed)?.map(unsigned),
-        discarded: text(row, 9).map_err(failed)?.as_deref() == Some("discarded"),
+        state: text(row, 9)
+            .map_err(failed)?
+            .unwrap_or_default()
+            .parse()
+            .map_err(|_| StoreError::permanent("an unknown state"))?,
+        due_in: None,
         parked_ago: micros(row.try_get(10).map_err(failed)?),
     })
 }

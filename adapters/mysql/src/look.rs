@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use inboxd_contract::{
-    DeadReason, DeadRow, Envelope, ErrorClass, Fingerprint, InboxKey, Look, ParkedCopy, StoreError,
+    CopyReason, DeadRow, Envelope, ErrorClass, Fingerprint, InboxKey, Look, ParkedCopy, StoreError,
 };
 use sqlx::Row;
 use sqlx::mysql::{MySqlConnection, MySqlRow};
@@ -144,6 +144,6 @@ pub(crate) fn read_parked(row: &MySqlRow) -> Result<ParkedCopy, StoreError> {
         attempts: u32::try_from(row.try_get::<i32, _>(5).map_err(failed)?).unwrap_or(0),
         last_status: row.try_get(6).map_err(failed)?,
         last_error: text(row, 7).map_err(failed)?,
-        reason: required(8)?.parse::<DeadReason>().map_err(|error| unreadable(error.into()))?,
+        reason: required(8)?.parse::<CopyReason>().map_err(|error| unreadable(error.into()))?,
     })
 }

@@ -57,6 +57,7 @@ pub(crate) async fn stats(work: &mut Work, sql: &Sql) -> Result<StoreStats, Fail
             dead: count("dead")?,
             oldest_message: row.try_get::<Option<i64>, _>("oldest_message_us")?.map(micros),
             oldest_dead: row.try_get::<Option<i64>, _>("oldest_dead_us")?.map(micros),
+            ..StoreStats::default()
         })
     };
     read().map_err(|error: sqlx::Error| {
@@ -91,7 +92,11 @@ fn explained_copy(row: &PgRow) -> Result<ExplainedCopy, sqlx::Error> {
     Ok(ExplainedCopy {
         copy: copy(row)?,
         body_bytes: row.try_get::<Option<i64>, _>("body_bytes")?.map(unsigned),
-        discarded: row.try_get::<&str, _>("state")? == "discarded",
+        state: row
+            .try_get::<&str, _>("state")?
+            .parse()
+            .map_err(|_| sqlx::Error::Decode("an unknown state".into()))?,
+        due_in: None,
         parked_ago: micros(row.try_get("ago_us")?),
     })
 }

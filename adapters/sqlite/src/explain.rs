@@ -60,6 +60,7 @@ fn read_stats(row: &SqliteRow) -> Result<StoreStats, sqlx::Error> {
         dead: count(2)?,
         oldest_message: row.try_get::<Option<i64>, _>(3)?.map(millis),
         oldest_dead: row.try_get::<Option<i64>, _>(4)?.map(millis),
+        ..StoreStats::default()
     })
 }
 
@@ -90,7 +91,12 @@ fn read_copy(row: &SqliteRow) -> Result<ExplainedCopy, StoreError> {
     Ok(ExplainedCopy {
         copy: read_parked(row)?,
         body_bytes: row.try_get::<Option<i64>, _>(11).map_err(failed)?.map(unsigned),
-        discarded: row.try_get::<String, _>(9).map_err(failed)? == "discarded",
+        state: row
+            .try_get::<String, _>(9)
+            .map_err(failed)?
+            .parse()
+            .map_err(|_| StoreError::permanent("an unknown state"))?,
+        due_in: None,
         parked_ago: millis(row.try_get(10).map_err(failed)?),
     })
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use inboxd_contract::{
-    DeadReason, DeadRow, Envelope, ErrorClass, Fingerprint, InboxKey, Look, ParkedCopy, StoreError,
+    CopyReason, DeadRow, Envelope, ErrorClass, Fingerprint, InboxKey, Look, ParkedCopy, StoreError,
 };
 use serde_json::{Value, json};
 use sqlx::Row;
@@ -116,6 +116,6 @@ pub(crate) fn read_parked(row: &SqliteRow) -> Result<ParkedCopy, StoreError> {
         attempts: row.try_get(5).map_err(failed)?,
         last_status: row.try_get(6).map_err(failed)?,
         last_error: row.try_get(7).map_err(failed)?,
-        reason: reason.parse::<DeadReason>().map_err(|error| unreadable(error.into()))?,
+        reason: reason.parse::<CopyReason>().map_err(|error| unreadable(error.into()))?,
     })
 }

@@ -8,8 +8,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use inboxd::admin::HealthRegistry;
 use inboxd::engine::{
-    Extractor, FingerprintOf, Hub, HubSettings, IdentitySettings, KeyFrom, OnIdConflict,
-    OnMissingId, OnUnrouted, Ordering, RetrySettings, Subscription, SubscriptionSettings,
+    BreakerSettings, DeadLetterTo, DeliveryMode, Extractor, FingerprintOf, Hub, HubSettings,
+    IdentitySettings, KeyFrom, OnBlockedLane, OnDeadLetter, OnIdConflict, OnMissingId, OnUnrouted,
+    Ordering, RetrySettings, Subscription, SubscriptionSettings,
 };
 use inboxd::telemetry::Metrics;
 use inboxd_conformance::{ensure, eventually};
@@ -113,7 +114,10 @@ pub fn settings() -> SubscriptionSettings {
             on_missing_is_explicit: false,
             on_conflict: OnIdConflict::DeadLetter,
         },
+        delivery: DeliveryMode::Direct,
         concurrency: 16,
+        adaptive: false,
+        rate: None,
         in_flight_max: 1_024,
         in_flight_bytes_max: 1 << 20,
         body_bytes_max: 1 << 19,
@@ -124,7 +128,14 @@ pub fn settings() -> SubscriptionSettings {
             initial: Duration::from_millis(200),
             factor: 2.0,
             cap: Duration::from_secs(30),
+            ..RetrySettings::IN_PLACE
         },
+        park: RetrySettings::PARKED,
+        on_blocked_lane: OnBlockedLane::default(),
+        on_dead_letter: OnDeadLetter::default(),
+        dead_letter_to: DeadLetterTo::default(),
+        breaker: BreakerSettings::default(),
+        health_interval: Duration::from_secs(5),
         routes: Vec::new(),
         on_unrouted: OnUnrouted::DeadLetter,
     }

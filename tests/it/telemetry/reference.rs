@@ -25,6 +25,8 @@ fn full() -> Metrics {
         messages: Some(0),
         claims: Some(0),
         dead: Some(0),
+        due: Some(0),
+        oldest_due: Some(Duration::ZERO),
         oldest_message: Some(Duration::ZERO),
         oldest_dead: Some(Duration::ZERO),
     }));

@@ -127,7 +127,7 @@ pub fn new_claim(key: &InboxKey) -> Claim {
 }
 
 pub fn request(claim: &Claim) -> ClaimRequest {
-    ClaimRequest { claim: claim.clone(), fingerprint: None, position: None }
+    ClaimRequest { claim: claim.clone(), fingerprint: None, position: None, lane_id: None }
 }
 
 pub fn requests(claims: &[Claim]) -> Vec<ClaimRequest> {
@@ -142,6 +142,7 @@ pub fn completion(claim: &Claim) -> Completion {
             ..MessageRecord::default()
         },
         supersedes_dead: false,
+        parked: None,
     }
 }
 
@@ -162,6 +163,8 @@ pub fn loose_letter(key: &InboxKey) -> DeadLetter {
         token: None,
         subscription: "orders".into(),
         lane: None,
+        lane_id: None,
+        first_ago: Default::default(),
         envelope: Arc::new(Envelope::new(at(7), Some(Bytes::from_static(b"body")))),
         body_kept: true,
         fingerprint: None,

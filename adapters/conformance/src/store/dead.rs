@@ -25,7 +25,7 @@ fn letter_with(claim: &Claim, origin: Origin, fingerprint: Option<Fingerprint>) 
 
 /// A request by another token for a copy that came from `origin`.
 fn copy(key: &InboxKey, origin: &Origin, fingerprint: Option<Fingerprint>) -> ClaimRequest {
-    ClaimRequest { claim: new_claim(key), fingerprint, position: origin.position() }
+    ClaimRequest { claim: new_claim(key), fingerprint, position: origin.position(), lane_id: None }
 }
 
 async fn ask(context: &Context, request: &ClaimRequest) -> ClaimAnswer {
@@ -97,7 +97,7 @@ pub async fn letter_keeps_every_byte(context: &Context) {
         attempts: 17,
         last_status: Some(422),
         last_error: letter.last_error.clone(),
-        reason: DeadReason::Refused,
+        reason: DeadReason::Refused.into(),
     };
     assert_eq!(stored, expected);
     for reason in [
@@ -109,7 +109,7 @@ pub async fn letter_keeps_every_byte(context: &Context) {
         let letter = DeadLetter { reason, ..loose_letter(&key("reason")) };
         assert_eq!(dead_letter(&*context.a, &letter).await, Settled::Done);
         let stored = only(parked(context, &letter.key).await);
-        assert_eq!((stored.reason, stored.lane, stored.last_status), (reason, None, None));
+        assert_eq!((stored.reason, stored.lane, stored.last_status), (reason.into(), None, None));
     }
 }
 

@@ -16,7 +16,7 @@ pub async fn completion_moves_claim_to_row(context: &Context) {
     assert_eq!(context.claim_rows(&claim.key).await, 0);
     assert_eq!(context.message_rows(&claim.key).await, 1);
     let processed = Some(Some(fingerprint_of(&claim.key)));
-    assert_eq!(context.look(&claim.key).await, Look { processed, dead: Vec::new() });
+    assert_eq!(context.look(&claim.key).await, Look { processed, ..Look::default() });
 }
 
 /// The answer of a completion was lost: the same again finds no claim, and the look shows why.
@@ -24,7 +24,7 @@ pub async fn completion_repeated_finds_its_own_commit(context: &Context) {
     let claim = context.held_by_a("m").await;
     assert_eq!(complete(&*context.a, &claim).await, Settled::Done);
     let processed = Some(Some(fingerprint_of(&claim.key)));
-    let lost = Settled::Lost(Look { processed, dead: Vec::new() });
+    let lost = Settled::Lost(Look { processed, ..Look::default() });
     assert_eq!(complete(&*context.a, &claim).await, lost);
     assert_eq!(context.message_rows(&claim.key).await, 1);
 }
@@ -69,8 +69,14 @@ pub async fn record_is_stored_and_may_be_absent(context: &Context) {
             claim: bare.clone(),
             record: MessageRecord::default(),
             supersedes_dead: false,
+            parked: None,
         },
-        Completion { claim: full.clone(), record: record.clone(), supersedes_dead: false },
+        Completion {
+            claim: full.clone(),
+            record: record.clone(),
+            supersedes_dead: false,
+            parked: None,
+        },
     ];
     assert_eq!(all_ok(context.a.complete(&completions).await), [Settled::Done, Settled::Done]);
     assert_eq!(context.look(&bare.key).await.processed, Some(None), "a row without fingerprint");

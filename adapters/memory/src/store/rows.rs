@@ -8,7 +8,7 @@ use inboxd_contract::{
     Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadRow,
     EXPLAINED_COPIES_MAX, Envelope, ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation,
     Fingerprint, Hold, InboxKey, Look, MESSAGE_ID_BYTES_MAX, MessageRecord, OwnerId, ParkedCopy,
-    Release, Settled, StoreError, StoreStats, SweepPolicy, SweepReport, Token,
+    ParkedState, Release, Settled, StoreError, StoreStats, SweepPolicy, SweepReport, Token,
 };
 use tokio::time::Instant;
 
@@ -260,7 +260,7 @@ impl Rows {
     }
 
     fn complete_one(&mut self, completion: &Completion) -> Result<Settled, StoreError> {
-        let Completion { claim, record, supersedes_dead } = completion;
+        let Completion { claim, record, supersedes_dead, .. } = completion;
         self.admit(&claim.key)?;
         for text in [&record.producer, &record.message_type] {
             if text.as_ref().is_some_and(|text| text.len() > RECORD_BYTES_MAX) {
@@ -337,7 +337,7 @@ impl Rows {
                 attempts: letter.attempts,
                 last_status: letter.last_status,
                 last_error: letter.last_error.clone(),
-                reason: letter.reason,
+                reason: letter.reason.into(),
             },
             parked_at: self.now,
             discarded: false,
@@ -383,6 +383,7 @@ impl Rows {
                     discarded: row.discarded,
                 })
                 .collect(),
+            ..Look::default()
         }
     }
 
@@ -418,7 +419,8 @@ impl Rows {
                         ..row.copy.clone()
                     },
                     body_bytes: row.copy.envelope.body.as_ref().map(|body| body.len() as u64),
-                    discarded: row.discarded,
+                    state: if row.discarded { ParkedState::Discarded } else { ParkedState::Dead },
+                    due_in: None,
                     parked_ago: ago(row.parked_at),
                 })
                 .collect(),
@@ -434,6 +436,7 @@ impl Rows {
             dead: Some(dead().count() as u64),
             oldest_message: self.messages.values().map(|row| row.processed_at).min().map(ago),
             oldest_dead: dead().map(|row| row.parked_at).min().map(ago),
+            ..StoreStats::default()
         }
     }
 

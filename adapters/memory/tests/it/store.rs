@@ -98,7 +98,8 @@ fn claim() -> Claim {
 }
 
 async fn ask(store: &MemoryStore, claim: &Claim) -> Result<ClaimAnswer, StoreError> {
-    let request = ClaimRequest { claim: claim.clone(), fingerprint: None, position: None };
+    let request =
+        ClaimRequest { claim: claim.clone(), fingerprint: None, position: None, lane_id: None };
     store.claim(&OwnerId("a".into()), LEASE, &[request]).await.remove(0)
 }
 
@@ -107,6 +108,7 @@ async fn complete(store: &MemoryStore, claim: &Claim) -> Result<Settled, StoreEr
         claim: claim.clone(),
         record: MessageRecord::default(),
         supersedes_dead: false,
+        parked: None,
     };
     store.complete(&[completion]).await.remove(0)
 }

@@ -62,6 +62,8 @@ fn letter(id: &str, bytes: u64) -> DeadLetter {
         token: None,
         subscription: "orders".into(),
         lane: None,
+        lane_id: None,
+        first_ago: Default::default(),
         envelope: Arc::new(Envelope::new(
             Origin::Memory { stream: "orders".into(), position: 1 },
             Some(Bytes::from(vec![0xff; usize::try_from(bytes).expect("fits")])),

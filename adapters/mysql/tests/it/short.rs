@@ -27,13 +27,22 @@ pub fn owner(name: &str) -> OwnerId {
 }
 
 pub fn requests(claims: &[Claim]) -> Vec<ClaimRequest> {
-    let request =
-        |claim: &Claim| ClaimRequest { claim: claim.clone(), fingerprint: None, position: None };
+    let request = |claim: &Claim| ClaimRequest {
+        claim: claim.clone(),
+        fingerprint: None,
+        position: None,
+        lane_id: None,
+    };
     claims.iter().map(request).collect()
 }
 
 pub fn completion(claim: &Claim) -> Completion {
-    Completion { claim: claim.clone(), record: Default::default(), supersedes_dead: false }
+    Completion {
+        claim: claim.clone(),
+        record: Default::default(),
+        supersedes_dead: false,
+        parked: None,
+    }
 }
 
 pub async fn claim(store: &dyn InboxStore, claim: &Claim) -> Result<ClaimAnswer, StoreError> {

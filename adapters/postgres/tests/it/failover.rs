@@ -25,7 +25,8 @@ pub fn new_claim() -> Claim {
 }
 
 pub async fn claim(store: &PostgresStore, claim: &Claim) -> Result<ClaimAnswer, StoreError> {
-    let request = ClaimRequest { claim: claim.clone(), fingerprint: None, position: None };
+    let request =
+        ClaimRequest { claim: claim.clone(), fingerprint: None, position: None, lane_id: None };
     let owner = OwnerId("a".into());
     store.claim(&owner, Duration::from_secs(15), &[request]).await.remove(0)
 }

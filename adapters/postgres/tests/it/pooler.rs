@@ -114,6 +114,8 @@ fn letter(claim: &Claim) -> DeadLetter {
         token: Some(claim.token),
         subscription: "orders".into(),
         lane: None,
+        lane_id: None,
+        first_ago: Default::default(),
         envelope: Arc::new(Envelope::new(
             Origin::Memory { stream: "orders".into(), position: 7 },
             Some(b"body".as_slice().into()),

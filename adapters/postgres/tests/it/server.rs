@@ -10,7 +10,12 @@ use crate::failover::{claim, new_claim};
 use crate::harness::{Harness, config};
 
 pub fn completion(claim: &inboxd_contract::Claim) -> Completion {
-    Completion { claim: claim.clone(), record: MessageRecord::default(), supersedes_dead: false }
+    Completion {
+        claim: claim.clone(),
+        record: MessageRecord::default(),
+        supersedes_dead: false,
+        parked: None,
+    }
 }
 
 /// Without prepared statements, as behind a pooler that does not know them.

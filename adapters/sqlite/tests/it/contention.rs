@@ -74,8 +74,12 @@ async fn sixteen_callers_beside_another_writer_all_succeed() {
                 let held = claim(&format!("{caller}-{processed}"));
                 let answer = store.claim(&owner, LEASE, &[request(&held)]).await.remove(0);
                 assert_eq!(answer.expect("no claim fails"), ClaimAnswer::Fresh { attempts: 1 });
-                let completion =
-                    Completion { claim: held, record: Default::default(), supersedes_dead: false };
+                let completion = Completion {
+                    claim: held,
+                    record: Default::default(),
+                    supersedes_dead: false,
+                    parked: None,
+                };
                 let settled = store.complete(&[completion]).await.remove(0);
                 assert_eq!(settled.expect("no completion fails"), Settled::Done);
                 processed += 1;

@@ -36,7 +36,7 @@ pub fn claim(id: &str) -> Claim {
 }
 
 pub fn request(claim: &Claim) -> ClaimRequest {
-    ClaimRequest { claim: claim.clone(), fingerprint: None, position: None }
+    ClaimRequest { claim: claim.clone(), fingerprint: None, position: None, lane_id: None }
 }
 
 async fn claim_one(store: &SqliteStore, claim: &Claim) -> ClaimAnswer {
@@ -136,6 +136,7 @@ async fn what_is_committed_is_there_after_opening_again() {
         claim: held.clone(),
         record: Default::default(),
         supersedes_dead: false,
+        parked: None,
     };
     let settled = store.complete(&[completion]).await.remove(0).expect("answered");
     assert_eq!(settled, Settled::Done);

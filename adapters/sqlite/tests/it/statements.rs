@@ -126,7 +126,12 @@ async fn count_statements() {
 }
 
 fn completion(claim: &Claim) -> Completion {
-    Completion { claim: claim.clone(), record: Default::default(), supersedes_dead: false }
+    Completion {
+        claim: claim.clone(),
+        record: Default::default(),
+        supersedes_dead: false,
+        parked: None,
+    }
 }
 
 fn letter(claim: &Claim) -> DeadLetter {
@@ -135,6 +140,8 @@ fn letter(claim: &Claim) -> DeadLetter {
         token: Some(claim.token),
         subscription: "orders".into(),
         lane: None,
+        lane_id: None,
+        first_ago: Default::default(),
         envelope: Arc::new(Envelope::new(
             Origin::Memory { stream: "orders".into(), position: 1 },
             None,
