@@ -324,6 +324,9 @@ pub struct Reschedule {
     pub claim: Claim,
     /// The row.
     pub seq: ParkedSeq,
+    /// Takes the attempt back that the taking added: the application was not asked. Status and
+    /// error of the row stay then.
+    pub attempt_back: bool,
     /// Until it is due, from now on.
     pub delay: Duration,
     /// The last HTTP status.
