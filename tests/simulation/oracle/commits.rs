@@ -64,6 +64,13 @@ impl MemoryWitness for Oracle {
                     }
                 }
             }
+            MemoryChange::Parked { .. }
+            | MemoryChange::Arrived { .. }
+            | MemoryChange::Taken { .. }
+            | MemoryChange::Rescheduled { .. }
+            | MemoryChange::Unparked { .. }
+            | MemoryChange::Replayed { .. }
+            | MemoryChange::Discarded { .. } => {}
         }
     }
 }

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use inboxd_contract::{InboxKey, OwnerId};
+use inboxd_contract::{InboxKey, OwnerId, ParkedState};
 
+use super::copies::ParkedRow;
 use super::rows::{Rows, micros};
 use super::witness::{MemoryFlaw, MemoryWitness};
 
@@ -94,24 +95,21 @@ impl MemoryDatabase {
 
     /// Makes the key's rows of a table as old as `age`. True if there are any.
     pub fn backdate(&self, table: MemoryTable, key: &InboxKey, age: Duration) -> bool {
-        self.step(|rows| {
-            let then = rows.now - micros(age);
-            match table {
-                MemoryTable::Claims => rows.claims.get_mut(key).map(|row| row.expires_at = then),
-                MemoryTable::Messages => {
-                    rows.messages.get_mut(key).map(|row| row.processed_at = then)
-                }
-                MemoryTable::Parked => {
-                    let mut found = None;
-                    for row in rows.parked.iter_mut().filter(|row| row.key == *key) {
-                        row.parked_at = then;
-                        found = Some(());
-                    }
-                    found
-                }
-            }
-            .is_some()
-        })
+        let then = |rows: &Rows| rows.now - micros(age);
+        match table {
+            MemoryTable::Claims => self.step(|rows| {
+                let then = then(rows);
+                rows.claims.get_mut(key).map(|row| row.expires_at = then).is_some()
+            }),
+            MemoryTable::Messages => self.step(|rows| {
+                let then = then(rows);
+                rows.messages.get_mut(key).map(|row| row.processed_at = then).is_some()
+            }),
+            MemoryTable::Parked => self.change_copies(key, |row, now| {
+                row.parked_at = now - micros(age);
+                true
+            }),
+        }
     }
 
     /// How many rows a key has in a table.
@@ -120,7 +118,7 @@ impl MemoryDatabase {
         match table {
             MemoryTable::Claims => usize::from(rows.claims.contains_key(key)),
             MemoryTable::Messages => usize::from(rows.messages.contains_key(key)),
-            MemoryTable::Parked => rows.parked.iter().filter(|row| row.key == *key).count(),
+            MemoryTable::Parked => rows.copies.of(key).count(),
         }
     }
 
@@ -136,7 +134,43 @@ impl MemoryDatabase {
 
     /// Every key that has a dead letter, in the order of parking, one entry per row.
     pub fn dead(&self) -> Vec<InboxKey> {
-        self.rows().parked.iter().map(|row| row.key.clone()).collect()
+        let rows = self.rows();
+        rows.copies.all().filter(|row| !row.is_due()).map(|row| row.key.clone()).collect()
+    }
+
+    /// Every key that is parked and due now or later, in the order of parking, one entry per row.
+    pub fn due(&self) -> Vec<InboxKey> {
+        let rows = self.rows();
+        rows.copies.all().filter(|row| row.is_due()).map(|row| row.key.clone()).collect()
+    }
+
+    /// Makes the key's due rows due so long from now. True if there are any.
+    pub fn set_due(&self, key: &InboxKey, delay: Duration) -> bool {
+        self.change_copies(key, |row, now| {
+            row.due_at = now + micros(delay);
+            row.is_due()
+        })
+    }
+
+    /// Makes the key's parked rows received first so long ago. True if there are any.
+    pub fn set_first_ago(&self, key: &InboxKey, age: Duration) -> bool {
+        self.change_copies(key, |row, now| {
+            row.first_at = now - micros(age);
+            true
+        })
+    }
+
+    /// Changes the key's parked rows; true if the change says so for any.
+    fn change_copies(&self, key: &InboxKey, change: impl Fn(&mut ParkedRow, i64) -> bool) -> bool {
+        self.step(|rows| {
+            let of: Vec<_> = rows.copies.of(key).cloned().collect();
+            let mut changed = false;
+            for mut row in of {
+                changed |= change(&mut row, rows.now);
+                rows.copies.put(row);
+            }
+            changed
+        })
     }
 
     /// How many claims have not run out and were not released.
@@ -151,11 +185,11 @@ impl MemoryDatabase {
 
     /// An operator's discarding: state discarded, body emptied, rows kept.
     pub fn discard(&self, key: &InboxKey) {
-        self.step(|rows| {
-            for row in rows.parked.iter_mut().filter(|row| row.key == *key) {
-                row.discarded = true;
-                row.copy.envelope.body = None;
-            }
+        self.change_copies(key, |row, _| {
+            row.state = ParkedState::Discarded;
+            row.copy.envelope.body = None;
+            row.body_kept = false;
+            true
         });
     }
 

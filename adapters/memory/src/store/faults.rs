@@ -19,7 +19,21 @@ pub enum StoreCall {
     DeadLetter,
     /// A batch of releases.
     Release,
-    /// A look, or reading parked rows.
+    /// A batch of messages to be parked.
+    Park,
+    /// A batch of arrivals.
+    Arrive,
+    /// Taking due rows.
+    TakeDue,
+    /// A batch of taken rows given back.
+    Reschedule,
+    /// A batch of taken rows whose messages are processed.
+    Unpark,
+    /// A batch of replays.
+    Replay,
+    /// A batch of dead letters given up.
+    Discard,
+    /// A look, reading parked rows or the audit.
     Look,
     /// A sweep.
     Sweep,

@@ -11,8 +11,11 @@
 //!
 //! What it does not do: wait for locks. A member that meets one is answered at once.
 
+mod copies;
 mod database;
 mod faults;
+mod operator;
+mod parking;
 mod rows;
 mod witness;
 
@@ -22,9 +25,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use inboxd_contract::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, Explanation, InboxKey,
-    InboxStore, Look, Notes, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits,
-    StoreStats, SweepPolicy, SweepReport, Token,
+    Actor, Arrival, Arrived, Attempt, AuditEntry, Claim, ClaimAnswer, ClaimRequest, Completion,
+    DeadLetter, Explanation, InboxKey, InboxStore, Look, Notes, OwnerId, ParkedCopy, ParkedFilter,
+    ParkedRow, ParkedSeq, Parking, Release, Replay, Replayed, Reschedule, Settled, StoreError,
+    StoreLimits, StoreStats, SweepPolicy, SweepReport, TakeDue, TakenBatch, Token, Unpark,
 };
 
 pub use database::{MemoryDatabase, MemoryLock, MemoryTable};
@@ -149,7 +153,10 @@ impl InboxStore for MemoryStore {
         let looks = match self.database.has_flaw(MemoryFlaw::LookBeforeClaim) {
             true => {
                 let looks: Vec<Look> = self.database.step(|rows| {
-                    requests.iter().map(|request| rows.look(&request.claim.key)).collect()
+                    requests
+                        .iter()
+                        .map(|request| rows.look(&request.claim.key, request.lane_id.as_ref()))
+                        .collect()
                 });
                 tokio::time::sleep(FLAWED_GAP).await;
                 Some(looks)
@@ -195,8 +202,81 @@ impl InboxStore for MemoryStore {
         .await
     }
 
+    async fn park(&self, parkings: &[Parking]) -> Vec<Result<Settled, StoreError>> {
+        self.batch(StoreCall::Park, parkings.len(), |rows| {
+            parkings.iter().map(|parking| rows.park(parking)).collect()
+        })
+        .await
+    }
+
+    async fn arrive(&self, arrivals: &[Arrival]) -> Result<Vec<Arrived>, StoreError> {
+        if arrivals.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.call(StoreCall::Arrive, |rows| rows.arrive(arrivals)).await?
+    }
+
+    async fn take_due(
+        &self,
+        owner: &OwnerId,
+        lease: Duration,
+        request: &TakeDue,
+    ) -> Result<TakenBatch, StoreError> {
+        self.call(StoreCall::TakeDue, |rows| rows.take_due(owner, lease, request)).await
+    }
+
+    async fn reschedule(&self, reschedules: &[Reschedule]) -> Vec<Result<Settled, StoreError>> {
+        self.batch(StoreCall::Reschedule, reschedules.len(), |rows| {
+            reschedules.iter().map(|reschedule| rows.reschedule(reschedule)).collect()
+        })
+        .await
+    }
+
+    async fn unpark(&self, unparks: &[Unpark]) -> Vec<Result<Settled, StoreError>> {
+        self.batch(StoreCall::Unpark, unparks.len(), |rows| {
+            unparks.iter().map(|unpark| rows.unpark(unpark)).collect()
+        })
+        .await
+    }
+
+    async fn list_parked(
+        &self,
+        filter: &ParkedFilter,
+        after: Option<ParkedSeq>,
+        limit: u32,
+    ) -> Result<Vec<ParkedRow>, StoreError> {
+        self.call(StoreCall::Look, |rows| rows.list_parked(filter, after, limit)).await
+    }
+
+    async fn count_parked(&self, filter: &ParkedFilter, most: u64) -> Result<u64, StoreError> {
+        self.call(StoreCall::Look, |rows| rows.count_parked(filter, most)).await
+    }
+
+    async fn parked_row(&self, seq: ParkedSeq) -> Result<Option<ParkedRow>, StoreError> {
+        self.call(StoreCall::Look, |rows| rows.parked_row(seq)).await
+    }
+
+    async fn replay(&self, replays: &[Replay], actor: &Actor) -> Vec<Result<Replayed, StoreError>> {
+        self.batch(StoreCall::Replay, replays.len(), |rows| {
+            replays.iter().map(|replay| Ok(rows.replay(replay, actor))).collect()
+        })
+        .await
+    }
+
+    async fn discard(&self, rows: &[ParkedSeq], actor: &Actor) -> Vec<Result<bool, StoreError>> {
+        self.batch(StoreCall::Discard, rows.len(), |database| {
+            rows.iter().map(|seq| Ok(database.discard(*seq, actor))).collect()
+        })
+        .await
+    }
+
+    async fn audit(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>, StoreError> {
+        self.call(StoreCall::Look, |rows| rows.audit(before, limit)).await
+    }
+
     async fn look(&self, keys: &[InboxKey]) -> Result<Vec<Look>, StoreError> {
-        self.call(StoreCall::Look, |rows| keys.iter().map(|key| rows.look(key)).collect()).await
+        self.call(StoreCall::Look, |rows| keys.iter().map(|key| rows.look(key, None)).collect())
+            .await
     }
 
     async fn parked(&self, key: &InboxKey) -> Result<Vec<ParkedCopy>, StoreError> {

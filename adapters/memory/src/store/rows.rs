@@ -1,17 +1,17 @@
-//! The three tables and the rules of claiming, one step at a time.
+//! The tables and the rules of claiming, one step at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use inboxd_contract::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadRow,
-    EXPLAINED_COPIES_MAX, Envelope, ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation,
-    Fingerprint, Hold, InboxKey, Look, MESSAGE_ID_BYTES_MAX, MessageRecord, OwnerId, ParkedCopy,
-    ParkedState, Release, Settled, StoreError, StoreStats, SweepPolicy, SweepReport, Token,
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, Fingerprint, Hold, InboxKey,
+    LaneId, Look, MESSAGE_ID_BYTES_MAX, OwnerId, Release, Settled, StoreError, Token,
 };
 use tokio::time::Instant;
 
+use super::copies::Copies;
+use super::operator::AuditRow;
 use super::witness::{MemoryChange, MemoryFlaw, MemoryWitness};
 
 /// The longest text of a record, as the columns of the databases have it.
@@ -38,15 +38,6 @@ pub(super) struct MessageRow {
     pub(super) processed_at: i64,
 }
 
-#[derive(Debug)]
-pub(super) struct ParkedRow {
-    pub(super) key: InboxKey,
-    pub(super) position: Option<String>,
-    pub(super) copy: ParkedCopy,
-    pub(super) parked_at: i64,
-    pub(super) discarded: bool,
-}
-
 /// Everything that is stored, and the locks that others hold on it.
 #[derive(Debug)]
 pub(super) struct Rows {
@@ -55,8 +46,10 @@ pub(super) struct Rows {
     pub(super) now: i64,
     pub(super) claims: BTreeMap<InboxKey, ClaimRow>,
     pub(super) messages: BTreeMap<InboxKey, MessageRow>,
-    /// In the order of parking.
-    pub(super) parked: Vec<ParkedRow>,
+    pub(super) copies: Copies,
+    /// In the order of time.
+    pub(super) audit: Vec<AuditRow>,
+    pub(super) last_audit: i64,
     pub(super) notes: BTreeMap<String, String>,
     pub(super) locked_claims: BTreeSet<InboxKey>,
     pub(super) open_messages: BTreeSet<InboxKey>,
@@ -76,7 +69,9 @@ impl Rows {
             now: 0,
             claims: BTreeMap::new(),
             messages: BTreeMap::new(),
-            parked: Vec::new(),
+            copies: Copies::default(),
+            audit: Vec::new(),
+            last_audit: 0,
             notes: BTreeMap::new(),
             locked_claims: BTreeSet::new(),
             open_messages: BTreeSet::new(),
@@ -91,13 +86,13 @@ impl Rows {
         self.now = micros(self.started.elapsed()) + self.shift;
     }
 
-    fn tell(&self, change: MemoryChange<'_>) {
+    pub(super) fn tell(&self, change: MemoryChange<'_>) {
         if let Some(witness) = &self.witness {
             witness.changed(self.now, change);
         }
     }
 
-    fn has(&self, flaw: MemoryFlaw) -> bool {
+    pub(super) fn has(&self, flaw: MemoryFlaw) -> bool {
         self.flaw == Some(flaw)
     }
 
@@ -121,7 +116,7 @@ impl Rows {
     }
 
     /// What a database would refuse, and a lock that somebody else holds.
-    fn admit(&self, key: &InboxKey) -> Result<(), StoreError> {
+    pub(super) fn admit(&self, key: &InboxKey) -> Result<(), StoreError> {
         let bytes = key.message_id.as_str().len();
         if bytes > MESSAGE_ID_BYTES_MAX {
             return Err(StoreError::refused(format!(
@@ -164,14 +159,29 @@ impl Rows {
         let Claim { key, token } = &request.claim;
         self.admit(key)?;
         let hold = self.take(owner, lease, &request.claim);
-        let look = seen.cloned().unwrap_or_else(|| self.look(key));
+        let lane = request.lane_id.filter(|_| !self.has(MemoryFlaw::IgnoreBlockedLane));
+        let look = seen.cloned().unwrap_or_else(|| self.look(key, lane.as_ref()));
         let answer = ClaimAnswer::resolve(request, hold, &look);
         if !answer.is_held() && self.holds(key, *token) {
-            self.claims.remove(key);
+            self.let_go(key, &answer);
         }
         let expires_at = self.now + micros(lease);
         self.tell(MemoryChange::Claimed { owner, request, answer: &answer, expires_at });
         Ok(answer)
+    }
+
+    /// A claim that was taken for the look alone.
+    fn let_go(&mut self, key: &InboxKey, answer: &ClaimAnswer) {
+        let now = self.now;
+        match self.claims.get_mut(key) {
+            // A worker that died with the row in hand left its count there.
+            Some(row) if matches!(answer, ClaimAnswer::Parked { .. }) && row.attempts > 1 => {
+                row.attempts -= 1;
+                row.token = None;
+                row.expires_at = now;
+            }
+            _ => drop(self.claims.remove(key)),
+        }
     }
 
     fn take(&mut self, owner: &OwnerId, lease: Duration, claim: &Claim) -> Hold {
@@ -198,7 +208,7 @@ impl Rows {
         Hold::Held { attempts: row.attempts }
     }
 
-    fn holds(&self, key: &InboxKey, token: Token) -> bool {
+    pub(super) fn holds(&self, key: &InboxKey, token: Token) -> bool {
         self.claims.get(key).is_some_and(|row| row.token == Some(token))
     }
 
@@ -247,7 +257,7 @@ impl Rows {
                 row.attempts += 1;
                 Attempt::Counted(row.attempts)
             }
-            _ => Attempt::Lost(self.look(&claim.key)),
+            _ => Attempt::Lost(self.look(&claim.key, None)),
         };
         self.tell(MemoryChange::Counted { claim, answer: &answer });
         Ok(answer)
@@ -260,7 +270,7 @@ impl Rows {
     }
 
     fn complete_one(&mut self, completion: &Completion) -> Result<Settled, StoreError> {
-        let Completion { claim, record, supersedes_dead, .. } = completion;
+        let Completion { claim, record, supersedes_dead, parked } = completion;
         self.admit(&claim.key)?;
         for text in [&record.producer, &record.message_type] {
             if text.as_ref().is_some_and(|text| text.len() > RECORD_BYTES_MAX) {
@@ -271,7 +281,7 @@ impl Rows {
         }
         let fenced = !self.has(MemoryFlaw::CompleteWithoutToken);
         if fenced && !self.holds(&claim.key, claim.token) {
-            return Ok(Settled::Lost(self.look(&claim.key)));
+            return Ok(Settled::Lost(self.look(&claim.key, None)));
         }
         if self.open_messages.contains(&claim.key) {
             return Err(StoreError::locked("the message's row is not committed yet"));
@@ -280,19 +290,17 @@ impl Rows {
             self.claims.remove(&claim.key);
         }
         if *supersedes_dead {
-            self.parked.retain(|row| {
-                let fingerprint = row.copy.fingerprint.as_ref();
-                row.key != claim.key
-                    || Fingerprint::conflict(fingerprint, record.fingerprint.as_ref())
-            });
+            let fingerprint = record.fingerprint.as_ref();
+            self.copies.remove_of(&claim.key, |row| !row.is_due() && row.agrees(fingerprint));
         }
+        self.remove_taken(&claim.key, *parked);
         if self.insert_message(&claim.key, record.fingerprint.clone()) {
             return Ok(Settled::Done);
         }
         Ok(self.already_processed(&claim.key))
     }
 
-    fn already_processed(&self, key: &InboxKey) -> Settled {
+    pub(super) fn already_processed(&self, key: &InboxKey) -> Settled {
         let fingerprint = self.messages.get(key).and_then(|row| row.fingerprint.clone());
         Settled::AlreadyProcessed { fingerprint }
     }
@@ -310,45 +318,15 @@ impl Rows {
         if let Some(token) = letter.token {
             let fenced = !self.has(MemoryFlaw::DeadLetterWithoutToken);
             if fenced && !self.holds(&letter.key, token) {
-                return Ok(Settled::Lost(self.look(&letter.key)));
+                return Ok(Settled::Lost(self.look(&letter.key, None)));
             }
             self.claims.remove(&letter.key);
             if self.messages.contains_key(&letter.key) {
                 return Ok(self.already_processed(&letter.key));
             }
         }
-        self.park(letter);
+        self.write_letter(letter);
         Ok(Settled::Done)
-    }
-
-    fn park(&mut self, letter: &DeadLetter) {
-        let mut envelope = Envelope::clone(&letter.envelope);
-        if !letter.body_kept {
-            envelope.body = None;
-        }
-        let row = ParkedRow {
-            key: letter.key.clone(),
-            position: letter.envelope.origin.position(),
-            copy: ParkedCopy {
-                subscription: letter.subscription.to_string(),
-                envelope,
-                fingerprint: letter.fingerprint.clone(),
-                lane: letter.lane.clone(),
-                attempts: letter.attempts,
-                last_status: letter.last_status,
-                last_error: letter.last_error.clone(),
-                reason: letter.reason.into(),
-            },
-            parked_at: self.now,
-            discarded: false,
-        };
-        let same = |other: &&mut ParkedRow| {
-            other.key == letter.key && other.copy.fingerprint == letter.fingerprint
-        };
-        match self.parked.iter_mut().find(same) {
-            Some(existing) => *existing = row,
-            None => self.parked.push(row),
-        }
     }
 
     pub(super) fn release(&mut self, release: &Release) -> Result<Settled, StoreError> {
@@ -364,99 +342,24 @@ impl Rows {
                 row.attempts = row.attempts.saturating_sub(u32::from(back));
                 Settled::Done
             }
-            _ => Settled::Lost(self.look(key)),
+            _ => Settled::Lost(self.look(key, None)),
         };
         self.tell(MemoryChange::Released { release, answer: &answer });
         Ok(answer)
     }
 
-    pub(super) fn look(&self, key: &InboxKey) -> Look {
-        Look {
+    pub(super) fn look(&self, key: &InboxKey, lane: Option<&LaneId>) -> Look {
+        let mut look = Look {
             processed: self.messages.get(key).map(|row| row.fingerprint.clone()),
-            dead: self
-                .parked
-                .iter()
-                .filter(|row| row.key == *key)
-                .map(|row| DeadRow {
-                    fingerprint: row.copy.fingerprint.clone(),
-                    position: row.position.clone(),
-                    discarded: row.discarded,
-                })
-                .collect(),
+            lane_blocked: lane.is_some_and(|lane| self.copies.is_blocked(lane)),
             ..Look::default()
+        };
+        for row in self.copies.of(key) {
+            match row.is_due() {
+                true => look.due.push(row.copy.fingerprint.clone()),
+                false => look.dead.push(row.dead_row()),
+            }
         }
-    }
-
-    pub(super) fn parked(&self, key: &InboxKey) -> Vec<ParkedCopy> {
-        self.parked.iter().filter(|row| row.key == *key).map(|row| row.copy.clone()).collect()
-    }
-
-    pub(super) fn explain(&self, key: &InboxKey) -> Explanation {
-        let ago = |at: i64| Duration::from_micros(u64::try_from(self.now - at).unwrap_or(0));
-        let parked: Vec<_> = self.parked.iter().filter(|row| row.key == *key).collect();
-        Explanation {
-            message: self.messages.get(key).map(|row| ExplainedMessage {
-                record: MessageRecord {
-                    fingerprint: row.fingerprint.clone(),
-                    ..MessageRecord::default()
-                },
-                processed_ago: ago(row.processed_at),
-            }),
-            claim: self.claims.get(key).map(|row| ExplainedClaim {
-                owner: row.owner.clone(),
-                attempts: row.attempts,
-                expires_in: u64::try_from(row.expires_at - self.now)
-                    .ok()
-                    .filter(|left| *left > 0 && row.token.is_some())
-                    .map(Duration::from_micros),
-            }),
-            copies_total: parked.len() as u64,
-            copies: parked[parked.len().saturating_sub(EXPLAINED_COPIES_MAX)..]
-                .iter()
-                .map(|row| ExplainedCopy {
-                    copy: ParkedCopy {
-                        envelope: Envelope { body: None, ..row.copy.envelope.clone() },
-                        ..row.copy.clone()
-                    },
-                    body_bytes: row.copy.envelope.body.as_ref().map(|body| body.len() as u64),
-                    state: if row.discarded { ParkedState::Discarded } else { ParkedState::Dead },
-                    due_in: None,
-                    parked_ago: ago(row.parked_at),
-                })
-                .collect(),
-        }
-    }
-
-    pub(super) fn stats(&self) -> StoreStats {
-        let ago = |at: i64| Duration::from_micros(u64::try_from(self.now - at).unwrap_or(0));
-        let dead = || self.parked.iter().filter(|row| !row.discarded);
-        StoreStats {
-            messages: Some(self.messages.len() as u64),
-            claims: Some(self.claims.len() as u64),
-            dead: Some(dead().count() as u64),
-            oldest_message: self.messages.values().map(|row| row.processed_at).min().map(ago),
-            oldest_dead: dead().map(|row| row.parked_at).min().map(ago),
-            ..StoreStats::default()
-        }
-    }
-
-    pub(super) fn sweep(&mut self, policy: &SweepPolicy) -> SweepReport {
-        if self.sweep_locked {
-            return SweepReport::default();
-        }
-        let before = |age: Duration| self.now - micros(age);
-        let (messages, dead, claims) =
-            (before(policy.retention), before(policy.dead_retention), before(policy.idle_claims));
-        let counts = (self.messages.len(), self.parked.len(), self.claims.len());
-        self.messages.retain(|_, row| row.processed_at >= messages);
-        self.parked.retain(|row| row.parked_at >= dead);
-        self.claims.retain(|_, row| row.expires_at >= claims);
-        let gone = |before: usize, after: usize| (before - after) as u64;
-        SweepReport {
-            ran: true,
-            messages: gone(counts.0, self.messages.len()),
-            dead: gone(counts.1, self.parked.len()),
-            claims: gone(counts.2, self.claims.len()),
-        }
+        look
     }
 }

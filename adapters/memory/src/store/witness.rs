@@ -3,7 +3,8 @@
 use std::fmt;
 
 use inboxd_contract::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, OwnerId, Release, Settled,
+    Arrival, Arrived, Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, InboxKey,
+    OwnerId, ParkedSeq, Parking, Release, Replay, Replayed, Reschedule, Settled, Taken, Unpark,
 };
 
 /// One member of one call, as it was committed.
@@ -55,6 +56,57 @@ pub enum MemoryChange<'a> {
         /// What was answered.
         answer: &'a Settled,
     },
+    /// A claimed message was to be parked.
+    Parked {
+        /// What was asked.
+        parking: &'a Parking,
+        /// What was answered.
+        answer: &'a Settled,
+    },
+    /// A message that nobody had claimed was to be parked.
+    Arrived {
+        /// What was asked.
+        arrival: &'a Arrival,
+        /// What was answered.
+        answer: &'a Arrived,
+    },
+    /// A due row was taken.
+    Taken {
+        /// By whom.
+        owner: &'a OwnerId,
+        /// What was taken.
+        taken: &'a Taken,
+        /// When the claim runs out, on the database's clock.
+        expires_at: i64,
+    },
+    /// A taken row was to be due later.
+    Rescheduled {
+        /// What was asked.
+        reschedule: &'a Reschedule,
+        /// What was answered.
+        answer: &'a Settled,
+    },
+    /// A taken row was to go.
+    Unparked {
+        /// What was asked.
+        unpark: &'a Unpark,
+        /// What was answered.
+        answer: &'a Settled,
+    },
+    /// A dead row was to be due again.
+    Replayed {
+        /// What was asked.
+        replay: &'a Replay,
+        /// What was answered.
+        answer: &'a Replayed,
+    },
+    /// A dead row is discarded.
+    Discarded {
+        /// The row.
+        seq: ParkedSeq,
+        /// Its message.
+        key: &'a InboxKey,
+    },
 }
 
 /// Sees every change in the order of commits.
@@ -70,7 +122,7 @@ impl fmt::Debug for dyn MemoryWitness {
     }
 }
 
-/// A rule of claiming that the database breaks on purpose, to show that somebody notices.
+/// A rule of claiming or parking that the database breaks on purpose, to show that somebody notices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryFlaw {
     /// Looks before it claims, with time in between.
@@ -89,4 +141,20 @@ pub enum MemoryFlaw {
     KeepAttempts,
     /// A completion leaves the claim.
     CompleteKeepsClaim,
+    /// Parking leaves the claim.
+    ParkKeepsClaim,
+    /// Parking does not check the token.
+    ParkWithoutToken,
+    /// Rows are taken that are not the heads of their lanes.
+    TakeBlocked,
+    /// No lane is ever blocked for a claim.
+    IgnoreBlockedLane,
+    /// A row is given back by whoever names it.
+    RescheduleWithoutToken,
+    /// A row that is given back has the attempts it had.
+    RescheduleForgetsAttempts,
+    /// A completion leaves the due row.
+    CompleteKeepsCopy,
+    /// The arrivals of a batch come in the opposite order.
+    ArriveBackwards,
 }
