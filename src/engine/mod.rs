@@ -27,6 +27,7 @@ mod alone;
 mod attempt;
 mod batcher;
 mod budget;
+mod callback;
 mod flights;
 mod gone;
 mod horizon;
@@ -45,6 +46,7 @@ mod settings;
 mod subscription;
 mod trouble;
 
+pub use callback::{CallbackReport, CallbackState};
 pub use horizon::compare_retention;
 pub use hub::Hub;
 pub use progress::{Flight, Stage};

@@ -1,0 +1,5 @@
+//! When the application is called.
+
+mod report;
+
+pub use report::{CallbackReport, CallbackState};
