@@ -364,17 +364,22 @@ impl InFlight {
 
 impl Answering<'_> {
     fn at(&self, ago: Duration) -> String {
-        let at = self.now.checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH);
-        humantime::format_rfc3339_seconds(at).to_string()
+        at(self.now, ago)
     }
 }
 
+/// When that was, in RFC 3339, UTC.
+pub(super) fn at(now: SystemTime, ago: Duration) -> String {
+    let at = now.checked_sub(ago).filter(|at| *at >= SystemTime::UNIX_EPOCH);
+    humantime::format_rfc3339_seconds(at.unwrap_or(SystemTime::UNIX_EPOCH)).to_string()
+}
+
 /// The trace id of a valid `traceparent`.
-fn trace_id(envelope: &Envelope) -> Option<String> {
+pub(super) fn trace_id(envelope: &Envelope) -> Option<String> {
     TraceIds::of_message(envelope).trace_id
 }
 
-fn lossy(bytes: &[u8]) -> String {
+pub(super) fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
@@ -382,7 +387,7 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-fn millis(duration: Duration) -> u64 {
+pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
