@@ -83,6 +83,12 @@ pub enum ErrorCode {
     IdConflict,
     /// A message was kept as a dead letter.
     DeadLetter,
+    /// The broker's topic or exchange for dead letters does not take copies now.
+    DeadLetterTargetAway,
+    /// The broker refuses copies of dead letters: no topic or exchange, no right, or their size.
+    DeadLetterTargetRefused,
+    /// The exchange for dead letters routes a copy to no queue.
+    DeadLetterUnrouted,
     /// A message is held for longer than `hold_max`.
     HeldTooLong,
     /// The grace period ended before the work did.

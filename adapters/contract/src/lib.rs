@@ -15,6 +15,7 @@ mod error;
 mod finding;
 mod forward;
 mod identity;
+mod letter_headers;
 mod letters;
 mod outcome;
 mod parked;
@@ -33,6 +34,7 @@ pub use identity::{
     CONSUMER_ID_BYTES_MAX, ConsumerId, Fingerprint, IdentityError, InboxKey, MESSAGE_ID_BYTES_MAX,
     MessageId, length_prefixed,
 };
+pub use letter_headers::{LETTER_ERROR_BYTES_MAX, kept_name};
 pub use letters::{DeadLetterTarget, LetterCopy, PublishError};
 pub use outcome::Outcome;
 pub use parked::{
