@@ -69,8 +69,15 @@ pub(super) fn read(section: &Section<'_>) -> Option<CallbackConfig> {
     let headers_set = headers::read(&headers.section("set"), may_be_set);
     let tls = tls_files(&section.section("tls"), false);
     let http2 = section.switch("callback_http2");
+    let health_url = section.parse("health_url", names::callback);
+    if section.has("health_interval") && !section.has("health_url") {
+        let remedy = "set health_url, or leave it out";
+        section
+            .problem("health_interval", Fault::new("it has no effect without health_url", remedy));
+    }
     Some(CallbackConfig {
         url: url?,
+        health_url,
         connect_timeout: connect.min(callback_timeout),
         http2,
         headers_copy,

@@ -6,7 +6,7 @@ use secrecy::SecretString;
 use super::address::{self, BrokerKind};
 use super::declare::Form;
 use super::problem::Fault;
-use super::{broker, callback, headers, identity, names, process, routes, telemetry};
+use super::{broker, callback, failure, headers, identity, names, process, routes, telemetry};
 
 /// A list that commas split rightly.
 pub(super) fn as_they_are(items: Vec<String>) -> Vec<String> {
@@ -143,6 +143,13 @@ pub(super) static TOPIC: Form = Form {
     pattern: "^(\\^.+|[A-Za-z0-9._-]{1,249})$",
     sample: "another",
     check: |text| names::topic(text).map(drop),
+};
+
+pub(super) static TOPIC_NAME: Form = Form {
+    limits: "a name",
+    pattern: "^[A-Za-z0-9._-]{1,249}$",
+    sample: "another",
+    check: |text| failure::topic_name(text).map(drop),
 };
 
 pub(super) static EXTRACTOR: Form = Form {

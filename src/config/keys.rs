@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::address::BrokerKind::{Kafka, RabbitMq};
 use super::declare::{Group, Key, Kind, words};
 use super::units::{GIB, KIB, MIB, days, minutes, seconds};
-use super::{broker, callback, forms, identity, process, routes, subscription};
+use super::{broker, callback, failure, forms, identity, process, routes, subscription};
 
 const fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -90,6 +90,19 @@ static ADMIN: Group = Group {
     keys: &[
         Key::new("listen", Kind::Text(&forms::LISTEN), "`/livez`, `/readyz`, `/metrics` and what operators ask; beyond loopback it wants a token").unset("127.0.0.1:7461"),
         Key::new("token", Kind::Secret(&forms::TOKEN), "asked for as `Authorization: Bearer …`"),
+        Key::new("tls", Kind::Table(&SERVER_TLS), "HTTPS instead of HTTP"),
+    ],
+};
+
+static SERVER_TLS: Group = Group {
+    apart: false,
+    keys: &[
+        Key::new(
+            "cert_file",
+            Kind::PemFile,
+            "the listener's certificate chain: HTTPS instead of HTTP; with `key_file`",
+        ),
+        Key::new("key_file", Kind::PemFile, "its key; with `cert_file`"),
     ],
 };
 
@@ -261,12 +274,15 @@ pub(super) static SUBSCRIPTION: Group = Group {
         Key::new("source", Kind::Table(&SOURCE), "where it consumes").unset("required"),
         Key::new("ordering", choice("none", &words(&identity::ORDERINGS)), "one message at a time per key, or per partition or queue"),
         Key::new("ordering_key", Kind::Text(&forms::ORDERING_KEY), "required with `ordering = \"key\"` on RabbitMQ").unset("record-key on Kafka"),
+        Key::new("delivery", choice("direct", &words(&failure::DELIVERIES)), "stored: a message is parked on arrival and acked at once, and forwarded from the database"),
         Key::new("message_id", Kind::List { entry: &forms::EXTRACTOR, most: 16, gather: identity::join_hashes }, "the first that yields a value").unset("property, header:message-id, cloudevents; on Kafka kafka-position last"),
         Key::new("scope_by_producer", switch(false), "ids are prefixed by the message's producer"),
         Key::new("fingerprint", Kind::Text(&forms::FINGERPRINT), "what tells two contents of one id apart; ids from `hash:` and `kafka-key` have none").unset("body"),
         Key::new("on_id_conflict", choice("dead_letter", &words(&identity::ON_ID_CONFLICT)), "the same id with another fingerprint"),
         Key::new("on_missing_id", choice("dead_letter", &words(&identity::ON_MISSING_ID)), "not set: the subscription pauses if no message ever carried an id"),
         Key::new("concurrency", count(16, 1, 4_096), "POSTs at once"),
+        Key::new("adaptive_concurrency", switch(true), "POSTs at once follow how the application copes, up to `concurrency`"),
+        Key::new("rate", Kind::Number { default: None, least: 0.01, most: 1_000_000.0 }, "POSTs begun in a second").unset("no limit"),
         Key::new("in_flight_max", count(1_024, 1, 1_000_000), "deliveries taken and not settled").limits("at least `concurrency`"),
         Key::new("in_flight_bytes_max", size(64 * MIB, 64 * KIB, 64 * GIB), "their size; a larger delivery takes all of it, alone"),
         Key::new("body_bytes_max", size(16 * MIB, 1, GIB), "a larger body becomes a dead letter without its body; never above what the database takes"),
@@ -275,8 +291,15 @@ pub(super) static SUBSCRIPTION: Group = Group {
         Key::new("connect_timeout", duration(seconds(5), millis(10), minutes(5)), "until a connection is open").limits("at most `callback_timeout`"),
         Key::new("callback_http2", switch(false), "HTTP/2 without asking, on `http://` and `unix:`"),
         Key::new("lease", duration(seconds(15), millis(500), minutes(10)), "a claim's life, renewed at a third; the longest of all subscriptions holds for the process").limits("MySQL from 5s"),
-        Key::new("hold_max", duration(minutes(10), millis(100), days(1)), "then an unordered RabbitMQ delivery goes back to the queue"),
-        Key::new("retry", Kind::Table(&RETRY), "backoff in place, with full jitter"),
+        Key::new("hold_max", duration(minutes(10), millis(100), days(1)), "a delivery that is held for so long is parked; one of a halted lane stays held, and says so"),
+        Key::new("retry", Kind::Table(&RETRY), "attempts in place"),
+        Key::new("park", Kind::Table(&PARK), "attempts from the database"),
+        Key::new("on_blocked_lane", Kind::Choice { default: None, words: &words(&failure::ON_BLOCKED_LANE) }, "what follows a parked message of its lane is parked behind it, skips it (out of order), or is held until it is gone").unset("park; halt with `ordering = \"partition\"`").limits("only with `ordering`"),
+        Key::new("on_dead_letter", choice("continue", &words(&failure::ON_DEAD_LETTER)), "halt: a dead letter blocks its lane until it is replayed or discarded").limits("halt only with `ordering`"),
+        Key::new("breaker", Kind::Table(&BREAKER), "rests for an application that fails"),
+        Key::new("health_url", Kind::Text(&forms::CALLBACK), "asked with GET, like `callback`: nothing is consumed before it answers 2xx, nor while it does not").unset("nobody asks"),
+        Key::new("health_interval", duration(seconds(5), millis(50), minutes(10)), "how often it is asked").limits("only with `health_url`"),
+        Key::new("dead_letter", Kind::Table(&DEAD_LETTER), "where dead letters go"),
         Key::new("headers", Kind::Table(&HEADERS), "headers of the request"),
         Key::new("tls", Kind::Table(&TLS), "of an `https` callback"),
         Key::new("contract", choice("plain", &words(&callback::CONTRACTS)), "dapr: after a 2xx the body's `status` decides"),
@@ -295,17 +318,97 @@ static RETRY: Group = Group {
             duration(millis(200), millis(1), minutes(60)),
             "the first delay's upper bound",
         ),
-        Key::new(
-            "factor",
-            Kind::Number { default: Some(2.0), least: 1.0, most: 100.0 },
-            "each next bound is this much larger",
-        ),
+        Key::new("factor", FACTOR, "each next bound is this much larger"),
         Key::new(
             "cap",
             duration(seconds(30), millis(1), days(1)),
             "the largest bound, of `Retry-After` too",
         )
         .limits("at least `retry.initial`"),
+        Key::new("jitter", JITTER, "full: anything between nothing and the bound"),
+        Key::new("attempts_max", count(5, 1, 1_000), "then the message is parked"),
+        Key::new(
+            "elapsed_max",
+            duration(minutes(2), millis(1), days(1)),
+            "since it was received; then it is parked",
+        ),
+    ],
+};
+
+static PARK: Group = Group {
+    apart: false,
+    keys: &[
+        Key::new(
+            "initial",
+            duration(seconds(30), millis(1), days(1)),
+            "the first delay's upper bound",
+        ),
+        Key::new("factor", FACTOR, "each next bound is this much larger"),
+        Key::new(
+            "cap",
+            duration(minutes(60), millis(1), days(30)),
+            "the largest bound, of `Retry-After` too",
+        )
+        .limits("at least `park.initial`"),
+        Key::new("jitter", JITTER, "full: anything between nothing and the bound"),
+        Key::new(
+            "attempts_max",
+            count(20, 1, 100_000),
+            "all POSTs of a message, those in place included; then it is a dead letter",
+        )
+        .limits("at least `retry.attempts_max`"),
+        Key::new(
+            "elapsed_max",
+            duration(days(3), millis(1), days(365)),
+            "since it was first received; then it is a dead letter",
+        ),
+    ],
+};
+
+const FACTOR: Kind = Kind::Number { default: Some(2.0), least: 1.0, most: 100.0 };
+const JITTER: Kind = choice("full", &words(&failure::JITTERS));
+
+static BREAKER: Group = Group {
+    apart: false,
+    keys: &[
+        Key::new(
+            "failures",
+            count(10, 0, 1_000_000),
+            "of the application, in a row, that open it; 0: never",
+        ),
+        Key::new(
+            "probe_initial",
+            duration(seconds(1), millis(10), minutes(60)),
+            "from its opening to the first probe; doubled after each one that fails",
+        ),
+        Key::new(
+            "probe_cap",
+            duration(seconds(30), millis(10), days(1)),
+            "the longest time between two probes",
+        )
+        .limits("at least `breaker.probe_initial`"),
+    ],
+};
+
+static DEAD_LETTER: Group = Group {
+    apart: true,
+    keys: &[
+        Key::new(
+            "to",
+            choice("table", &words(&failure::DEAD_LETTER_TO)),
+            "broker: published, confirmed and routed, and the table keeps a row without the body; both: the row is whole",
+        ),
+        Key::new("broker", Kind::Text(&forms::TABLE_NAME), "the name of a `[broker.NAME]`, of either kind")
+            .unset("the source's"),
+        Key::new("topic", Kind::Text(&forms::TOPIC_NAME), "must exist; not one that the subscription consumes")
+            .unset("required")
+            .only(Kafka),
+        Key::new("exchange", Kind::Text(&forms::NAME_255), "must exist, and route every dead letter to a queue")
+            .unset("the default one")
+            .only(RabbitMq),
+        Key::new("routing_key", Kind::Text(&forms::NAME_255), "with the default exchange the queue itself; not the one that the subscription consumes")
+            .unset("the message's own; required without `exchange`")
+            .only(RabbitMq),
     ],
 };
 

@@ -14,6 +14,7 @@ mod callback;
 mod check;
 mod declare;
 mod environment;
+mod failure;
 mod flags;
 mod forms;
 mod headers;
@@ -140,6 +141,9 @@ fn read(tree: &Table, needs_subscriptions: bool, problems: &Problems) -> Config 
     check_consumer_ids(&root, &subscriptions);
     let lease = one_lease(&mut subscriptions, &mut notices);
     check_lease(&root, &database, lease, &subscriptions);
+    for SubscriptionConfig { settings, source, .. } in &subscriptions {
+        failure::notice(settings, source, database.retention, &mut notices);
+    }
     Config {
         admin,
         health_listen,

@@ -43,6 +43,17 @@ pub struct AdminConfig {
     pub listen: Option<SocketAddr>,
     /// Asked for as a bearer token; always there beyond loopback.
     pub token: Option<SecretString>,
+    /// Its certificate; `None`: plain HTTP.
+    pub tls: Option<ServerTls>,
+}
+
+/// What a listener proves itself with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerTls {
+    /// The certificate chain, PEM.
+    pub cert_file: PathBuf,
+    /// Its key, PEM.
+    pub key_file: PathBuf,
 }
 
 /// Which database.
@@ -90,6 +101,41 @@ pub struct SubscriptionConfig {
     pub source: SourceConfig,
     /// What it calls.
     pub callback: CallbackConfig,
+    /// The broker that dead letters are published to; `None`: the table alone has them.
+    pub dead_letter: Option<DeadLetterTargetConfig>,
+}
+
+/// Where dead letters are published.
+#[derive(Debug, Clone)]
+pub enum DeadLetterTargetConfig {
+    /// A topic of a Kafka cluster.
+    Kafka {
+        /// `host:port` each.
+        brokers: Vec<String>,
+        /// librdkafka's, those that come from `user`, `password` and `tls` included.
+        properties: Properties,
+        /// Where to.
+        topic: String,
+    },
+    /// An exchange of a RabbitMQ server.
+    RabbitMq {
+        /// `host:port` each, tried in turn.
+        hosts: Vec<String>,
+        /// The virtual host.
+        vhost: String,
+        /// Who connects.
+        user: String,
+        /// With which password.
+        password: SecretString,
+        /// TLS, where it is used.
+        tls: Option<TlsFiles>,
+        /// How often the connection is proved alive.
+        heartbeat: Duration,
+        /// Where to; empty: the default one, whose routing keys are names of queues.
+        exchange: String,
+        /// With which routing key; `None`: the message's own.
+        routing_key: Option<String>,
+    },
 }
 
 /// Where a subscription consumes from.
@@ -241,6 +287,8 @@ pub enum MappedVerdict {
 pub struct CallbackConfig {
     /// `http://…`, `https://…` or `unix:/path.sock:/route`.
     pub url: String,
+    /// Asked with GET whether the application is well; `None`: nobody asks.
+    pub health_url: Option<String>,
     /// Until a connection is open.
     pub connect_timeout: Duration,
     /// HTTP/2 without asking.

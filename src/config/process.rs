@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 
 use secrecy::{ExposeSecret, SecretString};
 
-use super::model::{AdminConfig, DatabaseConfig, DatabaseUrl};
+use super::broker::tls_files;
+use super::model::{AdminConfig, DatabaseConfig, DatabaseUrl, ServerTls, TlsFiles};
 use super::names;
 use super::problem::{Fault, quote};
 use super::reader::Section;
@@ -34,7 +35,13 @@ pub(super) fn admin(section: &Section<'_>) -> AdminConfig {
             format!("{address} can be reached from elsewhere: name a file with a token, or listen on 127.0.0.1; [health] serves probes and metrics without one"),
         );
     }
-    AdminConfig { listen, token: secret }
+    AdminConfig { listen, token: secret, tls: server_tls(&section.section("tls")) }
+}
+
+/// `[admin.tls]`.
+fn server_tls(section: &Section<'_>) -> Option<ServerTls> {
+    let TlsFiles { cert_file, key_file, .. } = tls_files(section, false);
+    Some(ServerTls { cert_file: cert_file?, key_file: key_file? })
 }
 
 /// What a token must have. It is not shown.

@@ -14,11 +14,8 @@ use super::model::{
 use super::names;
 use super::problem::Fault;
 use super::reader::Section;
-use super::{callback, forms, identity, routes};
-use crate::engine::{
-    BreakerSettings, DeadLetterTo, DeliveryMode, Extractor, IdentitySettings, OnBlockedLane,
-    OnDeadLetter, Ordering, RetrySettings, SubscriptionSettings,
-};
+use super::{callback, failure, forms, identity, routes};
+use crate::engine::{Extractor, IdentitySettings, Ordering, SubscriptionSettings};
 
 /// RabbitMQ's and Kafka's bound on names, in bytes.
 const NAME_BYTES_MAX: usize = 255;
@@ -58,7 +55,11 @@ pub(super) fn read(
         Some(_) => None,
         None => implied_kind(&source_section).map(Broker::of_kind),
     };
-    let broker = known.or(stand_in.as_ref())?;
+    let (broker_name, broker) = match (known, &stand_in) {
+        (Some((name, broker)), _) => (name, broker),
+        (None, Some(broker)) => ("", broker),
+        (None, None) => return None,
+    };
     let (ordering, key_from) = identity::ordering(section, broker.kind);
     let identity = identity::identity(section, broker.kind, notices);
     let concurrency = section.count("concurrency") as usize;
@@ -69,10 +70,13 @@ pub(super) fn read(
     let body_bytes_max = section.size("body_bytes_max");
     let lease = section.duration("lease");
     let hold_max = section.duration("hold_max");
-    let retry = retry(&section.section("retry"));
+    let failure = failure::read(section, ordering);
+    let health_interval = section.duration("health_interval");
     let (routes, on_unrouted) = routes::read(section, broker.kind);
     // Whose keys they are is not guessed.
     known?;
+    let (dead_letter_to, dead_letter) =
+        failure::dead_letter(section, broker_name, brokers, &source);
     section.refuse_those_of_others(broker.kind);
     source_section.refuse_those_of_others(broker.kind);
     let settings = SubscriptionSettings {
@@ -81,27 +85,27 @@ pub(super) fn read(
         ordering,
         key_from,
         identity,
-        delivery: DeliveryMode::default(),
+        delivery: failure.delivery,
         concurrency,
-        adaptive: true,
-        rate: None,
+        adaptive: failure.adaptive,
+        rate: failure.rate,
         in_flight_max: limits.in_flight_max,
         in_flight_bytes_max: limits.in_flight_bytes_max,
         body_bytes_max,
         callback_timeout: limits.callback_timeout,
         lease,
         hold_max,
-        retry,
-        park: RetrySettings::PARKED,
-        on_blocked_lane: OnBlockedLane::default(),
-        on_dead_letter: OnDeadLetter::default(),
-        dead_letter_to: DeadLetterTo::default(),
-        breaker: BreakerSettings::default(),
-        health_interval: Duration::from_secs(5),
+        retry: failure.retry,
+        park: failure.park,
+        on_blocked_lane: failure.on_blocked_lane,
+        on_dead_letter: failure.on_dead_letter,
+        dead_letter_to,
+        breaker: failure.breaker,
+        health_interval,
         routes,
         on_unrouted,
     };
-    Some(SubscriptionConfig { settings, source, callback: callback? })
+    Some(SubscriptionConfig { settings, source, callback: callback?, dead_letter })
 }
 
 /// What the keys of a source say of its broker.
@@ -138,28 +142,11 @@ fn limits(section: &Section<'_>, concurrency: usize) -> Limits {
     }
 }
 
-fn retry(section: &Section<'_>) -> RetrySettings {
-    let settings = RetrySettings {
-        initial: section.duration("initial"),
-        factor: section.number("factor"),
-        cap: section.duration("cap"),
-        ..RetrySettings::IN_PLACE
-    };
-    if settings.cap < settings.initial {
-        let key = if section.has("cap") { "cap" } else { "initial" };
-        section.problem(
-            key,
-            Fault::new("retry.cap is below retry.initial", "set cap to initial or more"),
-        );
-    }
-    settings
-}
-
 fn broker<'a>(
     section: &Section<'_>,
     source: &Section<'_>,
-    brokers: &'a BTreeMap<&str, Option<Broker>>,
-) -> Option<&'a Broker> {
+    brokers: &'a BTreeMap<&'a str, Option<Broker>>,
+) -> Option<(&'a str, &'a Broker)> {
     if !section.has("source") {
         // One that was given and cannot be read is told already.
         if section.problems.has_flag(SOURCE_FLAGS) {
@@ -184,8 +171,8 @@ fn broker<'a>(
             return None;
         }
     };
-    match brokers.get(name) {
-        Some(broker) => broker.as_ref(),
+    match brokers.get_key_value(name) {
+        Some((name, broker)) => broker.as_ref().map(|broker| (*name, broker)),
         None => {
             source.problem(
                 "broker",

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod every_key;
+mod failure;
 mod http;
 
 use std::time::Duration;
@@ -481,7 +482,7 @@ fn tls_is_a_scheme_a_switch_or_files() {
     let error = flags("amqps://h/?queue=a&tls.ca_file=/nowhere", CALLBACK).bad();
     assert_says(&error, "broker.default.tls.ca_file", "cannot be read");
     let error = flags(&format!("amqps://h/?queue=a&tls.cert_file={path}"), CALLBACK).bad();
-    assert_says(&error, "broker.default.tls.key_file", "needs both");
+    assert_says(&error, "broker.default.tls.key_file", "belong together");
 }
 
 #[test]

@@ -156,6 +156,7 @@ fn file_for(leaf: &Leaf) -> &'static str {
 /// What a key needs beside it.
 fn beside(path: &str) -> &'static [(&'static str, &'static str)] {
     const POSTGRES: (&str, &str) = ("database.url", "postgres://inbox@db/inbox");
+    const DEAD_TO_BROKER: (&str, &str) = ("subscription.orders.dead_letter.to", "broker");
     match path.trim_end_matches("_file") {
         "database.password" | "database.migrate_url" | "database.schema" => &[POSTGRES],
         "database.migrate_password" => {
@@ -164,6 +165,23 @@ fn beside(path: &str) -> &'static [(&'static str, &'static str)] {
         "broker.main.user" => &[("broker.main.password", "x")],
         "broker.main.password" => &[("broker.main.user", "inbox")],
         "subscription.orders.ordering_key" => &[("subscription.orders.ordering", "key")],
+        "subscription.orders.on_blocked_lane" | "subscription.orders.on_dead_letter" => &[
+            ("subscription.orders.ordering", "key"),
+            ("subscription.orders.ordering_key", "header:tenant"),
+        ],
+        "subscription.orders.health_interval" => {
+            &[("subscription.orders.health_url", "http://127.0.0.1:8080/health")]
+        }
+        "subscription.orders.dead_letter.to" => {
+            &[("subscription.orders.dead_letter.routing_key", "dead")]
+        }
+        "subscription.orders.dead_letter.topic" => &[DEAD_TO_BROKER],
+        "subscription.orders.dead_letter.broker" | "subscription.orders.dead_letter.exchange" => {
+            &[DEAD_TO_BROKER, ("subscription.orders.dead_letter.routing_key", "dead")]
+        }
+        "subscription.orders.dead_letter.routing_key" => {
+            &[DEAD_TO_BROKER, ("subscription.orders.dead_letter.exchange", "dead")]
+        }
         "subscription.orders.route.refunds.path" => {
             &[("subscription.orders.route.refunds.type", "refund")]
         }
@@ -228,7 +246,16 @@ fn told(config: &Config) -> String {
     for (_, value) in &config.telemetry.headers {
         secret(Some(value));
     }
-    for SubscriptionConfig { callback, source, .. } in &config.subscriptions {
+    for SubscriptionConfig { callback, source, dead_letter, .. } in &config.subscriptions {
+        match dead_letter {
+            Some(DeadLetterTargetConfig::RabbitMq { password, .. }) => secret(Some(password)),
+            Some(DeadLetterTargetConfig::Kafka { properties, .. }) => {
+                for (name, value) in properties.iter() {
+                    secret(Some(&format!("{name}={value}").into()));
+                }
+            }
+            None => {}
+        }
         for value in callback.signing.iter().chain(callback.headers_set.iter().map(|(_, v)| v)) {
             secret(Some(value));
         }
