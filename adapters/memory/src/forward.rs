@@ -5,8 +5,9 @@
 //! request that the caller gives up is answered all the same, at the time the plan says: what
 //! was accepted when nobody listened any more is in the record.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -115,7 +116,12 @@ type Plan = Box<dyn FnMut(&MemoryPost) -> Reply + Send>;
 struct Shared {
     plan: Mutex<Plan>,
     posts: Mutex<Vec<MemoryPost>>,
+    /// Messages that fail whatever the plan says, until they are healed.
+    failing: Mutex<BTreeMap<InboxKey, Reply>>,
     reachable: AtomicBool,
+    /// `Some`: there is a health URL, and what it answers.
+    health: Mutex<Option<bool>>,
+    probes: AtomicUsize,
     retry_after_cap: Duration,
 }
 
@@ -138,7 +144,10 @@ impl MemoryForwarder {
             shared: Arc::new(Shared {
                 plan: Mutex::new(Box::new(plan)),
                 posts: Mutex::new(Vec::new()),
+                failing: Mutex::default(),
                 reachable: AtomicBool::new(true),
+                health: Mutex::new(None),
+                probes: AtomicUsize::new(0),
                 retry_after_cap: Duration::from_secs(30),
             }),
         }
@@ -152,6 +161,26 @@ impl MemoryForwarder {
     /// Replaces the plan.
     pub fn set_plan(&self, plan: impl FnMut(&MemoryPost) -> Reply + Send + 'static) {
         *self.shared.plan.lock().unwrap_or_else(PoisonError::into_inner) = Box::new(plan);
+    }
+
+    /// Every POST of this message is answered so, whatever the plan says, until it is healed.
+    pub fn fail(&self, key: &InboxKey, reply: Reply) {
+        self.failing().insert(key.clone(), reply);
+    }
+
+    /// The plan answers for every message again.
+    pub fn heal(&self) {
+        self.failing().clear();
+    }
+
+    /// There is a health URL from now on, and it answers so; `None`: there is none.
+    pub fn set_health(&self, healthy: Option<bool>) {
+        *self.shared.health.lock().unwrap_or_else(PoisonError::into_inner) = healthy;
+    }
+
+    /// How often it was probed.
+    pub fn probes(&self) -> usize {
+        self.shared.probes.load(Ordering::SeqCst)
     }
 
     /// False: connections are refused, nothing is recorded.
@@ -179,6 +208,14 @@ impl MemoryForwarder {
         self.shared.posts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn failing(&self) -> MutexGuard<'_, BTreeMap<InboxKey, Reply>> {
+        self.shared.failing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn health(&self) -> Option<bool> {
+        *self.shared.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Records the POST and what will become of it.
     fn begin(&self, request: &ForwardRequest<'_>) -> Reply {
         let now = Instant::now();
@@ -195,7 +232,9 @@ impl MemoryForwarder {
             answered_at: None,
             status: None,
         };
-        let reply = self.shared.plan.lock().unwrap_or_else(PoisonError::into_inner)(&post);
+        let failing = self.failing().get(&post.key).cloned();
+        let mut plan = self.shared.plan.lock().unwrap_or_else(PoisonError::into_inner);
+        let reply = failing.unwrap_or_else(|| plan(&post));
         let (delay, status) = reply.timing();
         post.answered_at = delay.map(|delay| now + delay);
         post.status = status;
@@ -224,10 +263,17 @@ impl Forwarder for MemoryForwarder {
     }
 
     async fn probe(&self) -> Result<(), String> {
-        match self.shared.reachable.load(Ordering::SeqCst) {
-            true => Ok(()),
-            false => Err("connection refused".to_owned()),
+        self.shared.probes.fetch_add(1, Ordering::SeqCst);
+        tokio::task::yield_now().await;
+        match (self.shared.reachable.load(Ordering::SeqCst), self.health()) {
+            (false, _) => Err("connection refused".to_owned()),
+            (true, Some(false)) => Err("the health URL answers 503".to_owned()),
+            (true, _) => Ok(()),
         }
+    }
+
+    fn has_health(&self) -> bool {
+        self.health().is_some()
     }
 }
 

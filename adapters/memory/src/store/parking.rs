@@ -223,12 +223,15 @@ impl Rows {
         }
         let counted = self.claims.remove(key).map_or(0, |row| row.attempts);
         let Some(mut row) = self.due_row(key, reschedule.seq) else { return Ok(Settled::Done) };
+        let counted = counted.saturating_sub(u32::from(reschedule.attempt_back));
         if !self.has(MemoryFlaw::RescheduleForgetsAttempts) {
             row.copy.attempts = row.copy.attempts.max(counted);
         }
         row.due_at = self.now + micros(reschedule.delay);
-        row.copy.last_status = reschedule.last_status;
-        row.copy.last_error = reschedule.last_error.clone();
+        if !reschedule.attempt_back {
+            row.copy.last_status = reschedule.last_status;
+            row.copy.last_error = reschedule.last_error.clone();
+        }
         self.copies.put(row);
         Ok(Settled::Done)
     }
