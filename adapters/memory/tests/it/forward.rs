@@ -138,4 +138,34 @@ mod alone {
         send(&forwarder, TIMEOUT).await;
         assert_eq!((forwarder.begun(), forwarder.accepted(&key())), (2, 1));
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_fails_as_it_is_told_until_it_is_healed() {
+        let forwarder = MemoryForwarder::accepting();
+        forwarder.fail(&key(), Reply::Hang);
+        let begun = Instant::now();
+        send(&forwarder, TIMEOUT).await;
+        assert_eq!(begun.elapsed(), TIMEOUT);
+        forwarder.fail(&key(), Reply::status(500));
+        send(&forwarder, TIMEOUT).await;
+        assert_eq!((begun.elapsed(), forwarder.accepted(&key())), (TIMEOUT, 0));
+        forwarder.heal();
+        send(&forwarder, TIMEOUT).await;
+        assert_eq!((forwarder.begun(), forwarder.accepted(&key())), (3, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_fails_while_it_is_down_or_its_health_url_says_so() {
+        let forwarder = MemoryForwarder::accepting();
+        assert!(!forwarder.has_health());
+        assert!(forwarder.probe().await.is_ok());
+        forwarder.set_reachable(false);
+        assert!(forwarder.probe().await.is_err());
+        forwarder.set_reachable(true);
+        forwarder.set_health(Some(false));
+        assert!(forwarder.has_health() && forwarder.probe().await.is_err());
+        forwarder.set_health(Some(true));
+        assert!(forwarder.probe().await.is_ok());
+        assert_eq!((forwarder.probes(), forwarder.begun()), (4, 0));
+    }
 }
