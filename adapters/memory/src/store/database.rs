@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use inboxd_contract::{InboxKey, OwnerId, ParkedState};
+use inboxd_contract::{InboxKey, OwnerId, ParkedSeq, ParkedState};
 
 use super::copies::ParkedRow;
 use super::rows::{Rows, micros};
@@ -112,6 +112,19 @@ impl MemoryDatabase {
         }
     }
 
+    /// Makes the entries of the audit about this row as old as `age`.
+    pub fn backdate_audit(&self, seq: ParkedSeq, age: Duration) {
+        self.step(|rows| {
+            let then = rows.now - micros(age);
+            rows.audit.iter_mut().filter(|row| row.seq == seq).for_each(|row| row.at = then);
+        });
+    }
+
+    /// How many parked rows of a key are in this state.
+    pub fn rows_in_state(&self, key: &InboxKey, state: ParkedState) -> usize {
+        self.rows().copies.of(key).filter(|row| row.state == state).count()
+    }
+
     /// How many rows a key has in a table.
     pub fn rows_of(&self, table: MemoryTable, key: &InboxKey) -> usize {
         let rows = self.rows();
@@ -208,6 +221,12 @@ impl MemoryDatabase {
         self.lock(Held::Completion(key.clone()))
     }
 
+    /// Somebody else's transaction that locks the key's parked rows.
+    pub fn lock_parked(self: &Arc<Self>, key: &InboxKey) -> MemoryLock {
+        let rows = self.rows().copies.of(key).map(|row| row.seq).collect();
+        self.lock(Held::Parked(rows))
+    }
+
     /// Another instance's sweep.
     pub fn lock_sweep(self: &Arc<Self>) -> MemoryLock {
         self.lock(Held::Sweep)
@@ -226,6 +245,7 @@ impl MemoryDatabase {
                     rows.locked_claims.insert(key.clone());
                     rows.open_messages.insert(key.clone());
                 }
+                Held::Parked(of) => rows.locked_copies.extend(of),
                 Held::Sweep => rows.sweep_locked = true,
             };
         });
@@ -238,6 +258,7 @@ enum Held {
     Claim(InboxKey),
     Message(InboxKey),
     Completion(InboxKey),
+    Parked(Vec<ParkedSeq>),
     Sweep,
 }
 
@@ -261,7 +282,7 @@ impl MemoryLock {
             Some(Held::Message(key)) => {
                 rows.insert_message(&key, None);
             }
-            Some(Held::Claim(_) | Held::Sweep) | None => {}
+            Some(Held::Claim(_) | Held::Parked(_) | Held::Sweep) | None => {}
         });
     }
 
@@ -283,6 +304,7 @@ impl MemoryLock {
                 rows.locked_claims.remove(key);
                 rows.open_messages.remove(key);
             }
+            Held::Parked(of) => rows.locked_copies.retain(|seq| !of.contains(seq)),
             Held::Sweep => rows.sweep_locked = false,
         });
         Some(held)

@@ -258,14 +258,14 @@ impl InboxStore for MemoryStore {
 
     async fn replay(&self, replays: &[Replay], actor: &Actor) -> Vec<Result<Replayed, StoreError>> {
         self.batch(StoreCall::Replay, replays.len(), |rows| {
-            replays.iter().map(|replay| Ok(rows.replay(replay, actor))).collect()
+            replays.iter().map(|replay| rows.replay(replay, actor)).collect()
         })
         .await
     }
 
     async fn discard(&self, rows: &[ParkedSeq], actor: &Actor) -> Vec<Result<bool, StoreError>> {
         self.batch(StoreCall::Discard, rows.len(), |database| {
-            rows.iter().map(|seq| Ok(database.discard(*seq, actor))).collect()
+            rows.iter().map(|seq| database.discard(*seq, actor)).collect()
         })
         .await
     }

@@ -6,7 +6,7 @@ use inboxd_contract::{
     Actor, AuditAction, AuditEntry, CopyReason, DeadReason, EXPLAINED_COPIES_MAX, Envelope,
     ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, Fingerprint, InboxKey, MessageId,
     MessageRecord, ParkReason, ParkedCopy, ParkedFilter, ParkedRow as Shown, ParkedSeq,
-    ParkedState, Replay, Replayed, StoreStats, SweepPolicy, SweepReport,
+    ParkedState, Replay, Replayed, StoreError, StoreStats, SweepPolicy, SweepReport,
 };
 
 use super::copies::ParkedRow;
@@ -17,11 +17,11 @@ use super::witness::MemoryChange;
 #[derive(Debug)]
 pub(super) struct AuditRow {
     id: i64,
-    at: i64,
+    pub(super) at: i64,
     actor: String,
     action: AuditAction,
     key: InboxKey,
-    seq: ParkedSeq,
+    pub(super) seq: ParkedSeq,
     replayed_as: Option<MessageId>,
 }
 
@@ -90,10 +90,15 @@ impl Rows {
         self.copies.of(key).map(|row| row.copy.clone()).collect()
     }
 
-    pub(super) fn replay(&mut self, replay: &Replay, actor: &Actor) -> Replayed {
+    pub(super) fn replay(
+        &mut self,
+        replay: &Replay,
+        actor: &Actor,
+    ) -> Result<Replayed, StoreError> {
+        self.admit_copy(replay.seq)?;
         let answer = self.replay_one(replay, actor);
         self.tell(MemoryChange::Replayed { replay, answer: &answer });
-        answer
+        Ok(answer)
     }
 
     fn replay_one(&mut self, replay: &Replay, actor: &Actor) -> Replayed {
@@ -159,9 +164,10 @@ impl Rows {
         self.audit.push(AuditRow { id, at, actor, action, key, seq, replayed_as });
     }
 
-    pub(super) fn discard(&mut self, seq: ParkedSeq, actor: &Actor) -> bool {
+    pub(super) fn discard(&mut self, seq: ParkedSeq, actor: &Actor) -> Result<bool, StoreError> {
+        self.admit_copy(seq)?;
         let dead = |row: &&ParkedRow| row.state == ParkedState::Dead;
-        let Some(mut row) = self.copies.get(seq).filter(dead).cloned() else { return false };
+        let Some(mut row) = self.copies.get(seq).filter(dead).cloned() else { return Ok(false) };
         let key = row.key.clone();
         row.state = ParkedState::Discarded;
         row.copy.envelope.body = None;
@@ -170,7 +176,7 @@ impl Rows {
         self.copies.put(row);
         self.tell(MemoryChange::Discarded { seq, key: &key });
         self.audited(actor, AuditAction::Discard, key, seq, None);
-        true
+        Ok(true)
     }
 
     pub(super) fn audit(&self, before: Option<i64>, limit: u32) -> Vec<AuditEntry> {

@@ -150,7 +150,7 @@ impl Rows {
             }
             match lane {
                 Some(lane) => drop(lanes.insert(lane)),
-                None if self.is_free(&row.key) => alone.push(vec![row.seq]),
+                None if self.is_open(row) => alone.push(vec![row.seq]),
                 None => {}
             }
         }
@@ -167,13 +167,18 @@ impl Rows {
             .take_while(|row| {
                 row.is_due()
                     && row.due_at <= self.now
-                    && self.is_free(&row.key)
+                    && self.is_open(row)
                     && row.key.consumer_id == request.consumer_id
                     && *row.copy.subscription == *request.subscription
             })
             .take(request.run_max)
             .map(|row| row.seq)
             .collect()
+    }
+
+    /// Nobody has the row or its key.
+    fn is_open(&self, row: &ParkedRow) -> bool {
+        self.is_free(&row.key) && !self.locked_copies.contains(&row.seq)
     }
 
     /// Nobody holds the key's claim, and nobody has it locked.
@@ -221,6 +226,7 @@ impl Rows {
         if !self.has(MemoryFlaw::RescheduleWithoutToken) && !self.holds(key, *token) {
             return Ok(Settled::Lost(self.look(key, None)));
         }
+        self.admit_copy(reschedule.seq)?;
         let counted = self.claims.remove(key).map_or(0, |row| row.attempts);
         let Some(mut row) = self.due_row(key, reschedule.seq) else { return Ok(Settled::Done) };
         let counted = counted.saturating_sub(u32::from(reschedule.attempt_back));
@@ -247,6 +253,7 @@ impl Rows {
         self.admit(key)?;
         let answer = match self.holds(key, *token) {
             true => {
+                self.admit_copy(unpark.seq)?;
                 self.claims.remove(key);
                 self.due_row(key, unpark.seq);
                 Settled::Done

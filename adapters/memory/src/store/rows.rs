@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use inboxd_contract::{
     Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, Fingerprint, Hold, InboxKey,
-    LaneId, Look, MESSAGE_ID_BYTES_MAX, OwnerId, Release, Settled, StoreError, Token,
+    LaneId, Look, MESSAGE_ID_BYTES_MAX, OwnerId, ParkedSeq, Release, Settled, StoreError, Token,
 };
 use tokio::time::Instant;
 
@@ -53,6 +53,7 @@ pub(super) struct Rows {
     pub(super) notes: BTreeMap<String, String>,
     pub(super) locked_claims: BTreeSet<InboxKey>,
     pub(super) open_messages: BTreeSet<InboxKey>,
+    pub(super) locked_copies: BTreeSet<ParkedSeq>,
     pub(super) sweep_locked: bool,
     /// Told every change.
     pub(super) witness: Option<Arc<dyn MemoryWitness>>,
@@ -75,6 +76,7 @@ impl Rows {
             notes: BTreeMap::new(),
             locked_claims: BTreeSet::new(),
             open_messages: BTreeSet::new(),
+            locked_copies: BTreeSet::new(),
             sweep_locked: false,
             witness: None,
             flaw: None,
@@ -127,6 +129,14 @@ impl Rows {
             return Err(StoreError::locked(format!("the claim of {} is locked", key.message_id)));
         }
         Ok(())
+    }
+
+    /// A lock that somebody else holds on a parked row.
+    pub(super) fn admit_copy(&self, seq: ParkedSeq) -> Result<(), StoreError> {
+        match self.locked_copies.contains(&seq) {
+            true => Err(StoreError::locked(format!("parked row {seq} is locked"))),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn claim(
@@ -283,6 +293,7 @@ impl Rows {
         if fenced && !self.holds(&claim.key, claim.token) {
             return Ok(Settled::Lost(self.look(&claim.key, None)));
         }
+        parked.map_or(Ok(()), |seq| self.admit_copy(seq))?;
         if self.open_messages.contains(&claim.key) {
             return Err(StoreError::locked("the message's row is not committed yet"));
         }
@@ -319,6 +330,9 @@ impl Rows {
             let fenced = !self.has(MemoryFlaw::DeadLetterWithoutToken);
             if fenced && !self.holds(&letter.key, token) {
                 return Ok(Settled::Lost(self.look(&letter.key, None)));
+            }
+            if let Some(row) = self.copies.same(&letter.key, letter.fingerprint.as_ref()) {
+                self.admit_copy(row.seq)?;
             }
             self.claims.remove(&letter.key);
             if self.messages.contains_key(&letter.key) {
