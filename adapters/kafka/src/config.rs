@@ -74,13 +74,23 @@ impl PropertyError {
 /// # Errors
 /// What is wrong and what to do, without the name, and without the value where that may be secret.
 pub fn check_property(name: &str, value: &str) -> Result<(), PropertyError> {
+    check(name, value, OWNED, BOUNDED)
+}
+
+/// The same for any client: which properties inboxd sets, and which have bounds.
+pub(crate) fn check(
+    name: &str,
+    value: &str,
+    owned: &[(&str, &str)],
+    bounded: &[(&str, u64, &str)],
+) -> Result<(), PropertyError> {
     if name.contains('\0') || value.contains('\0') {
         return Err(PropertyError::new("it contains a NUL character", "leave it out"));
     }
-    if let Some((_, why)) = OWNED.iter().find(|(key, _)| *key == name) {
+    if let Some((_, why)) = owned.iter().find(|(key, _)| *key == name) {
         return Err(PropertyError::new(format!("it cannot be set: {why}"), "leave it out"));
     }
-    for (key, most, why) in BOUNDED {
+    for (key, most, why) in bounded {
         if *key == name && !in_bounds(value, *most) {
             return Err(PropertyError::new(
                 format!("{why} with this value"),
@@ -339,7 +349,7 @@ impl fmt::Debug for KafkaConfig {
 
 /// librdkafka's own check of names and values. Its words may repeat a value, so they are left
 /// out for properties that may be secret.
-fn native(client: &ClientConfig) -> Result<NativeClientConfig, SourceError> {
+pub(crate) fn native(client: &ClientConfig) -> Result<NativeClientConfig, SourceError> {
     client.create_native_config().map_err(|error| match error {
         KafkaError::ClientConfig(_, words, key, _) => {
             let words = match may_be_secret(&key) {

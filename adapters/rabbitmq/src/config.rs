@@ -9,8 +9,10 @@ use percent_encoding::percent_decode_str;
 use secrecy::SecretString;
 use url::Url;
 
+use crate::letter_config::RabbitMqBroker;
+
 /// The longest name AMQP can carry.
-const SHORT_STRING_BYTES_MAX: usize = 255;
+pub(crate) const SHORT_STRING_BYTES_MAX: usize = 255;
 /// `-` and a UUID without hyphens: what makes a consumer tag unique.
 const TAG_SUFFIX_BYTES: usize = 33;
 
@@ -201,10 +203,8 @@ impl RabbitMqConfig {
     /// Permanent; names the key and the remedy.
     pub fn validate(&self) -> Result<(), SourceError> {
         let refuse = |what: String| Err(SourceError::permanent(what));
-        if self.hosts.is_empty() || self.hosts.iter().any(|(host, _)| host.is_empty()) {
-            return refuse("the RabbitMQ source names no host; give at least one".into());
-        }
-        for (key, text) in [("queue", &self.queue), ("vhost", &self.vhost), ("user", &self.user)] {
+        RabbitMqBroker::of_source(self).validate("the RabbitMQ source")?;
+        for (key, text) in [("queue", &self.queue)] {
             if text.is_empty() || text.len() > SHORT_STRING_BYTES_MAX {
                 return refuse(format!(
                     "{key} of the RabbitMQ source has {} bytes; it must have 1 to \
@@ -219,17 +219,9 @@ impl RabbitMqConfig {
                     .into(),
             );
         }
-        let heartbeat = self.heartbeat.as_secs();
-        if heartbeat == 0 || heartbeat > u64::from(u16::MAX) || self.heartbeat.subsec_nanos() > 0 {
+        if self.depth_interval.is_zero() || self.releases_per_second == 0 {
             return refuse(
-                "heartbeat of the RabbitMQ source must be 1 to 65535 whole seconds".into(),
-            );
-        }
-        let zero = self.connect_timeout.is_zero() || self.depth_interval.is_zero();
-        if zero || self.releases_per_second == 0 {
-            return refuse(
-                "connect_timeout, depth_interval and releases_per_second of the RabbitMQ source \
-                 must be above 0"
+                "depth_interval and releases_per_second of the RabbitMQ source must be above 0"
                     .into(),
             );
         }
@@ -238,11 +230,6 @@ impl RabbitMqConfig {
                 "consumer_tag_prefix of the RabbitMQ source may have {} bytes at most",
                 SHORT_STRING_BYTES_MAX - TAG_SUFFIX_BYTES
             ));
-        }
-        if let Some(tls) = &self.tls
-            && tls.cert_file.is_some() != tls.key_file.is_some()
-        {
-            return refuse("tls.cert_file and tls.key_file go together; give both or none".into());
         }
         self.validate_queue()
     }

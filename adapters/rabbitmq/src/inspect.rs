@@ -18,6 +18,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use tokio::time::timeout;
 
 use crate::config::{QueueKind, RabbitMqConfig, quorum_needs_single_active};
+use crate::letter_config::RabbitMqBroker;
 use crate::link::{self, Link, Socket};
 use crate::probe::{self, Found};
 use crate::trouble::{Trouble, channel_reply};
@@ -65,7 +66,7 @@ async fn look(config: &RabbitMqConfig, within: Duration) -> Vec<Finding> {
     let mut failed = Vec::new();
     for turn in 0..config.hosts.len() {
         let (host, port) = &config.hosts[turn];
-        match link::connect(&config, turn, &Socket::default()).await {
+        match link::connect(&RabbitMqBroker::of_source(&config), turn, &Socket::default()).await {
             Ok(link) => {
                 let others = failed.into_iter().map(|(subject, trouble)| {
                     let (what, remedy) = told(&trouble);

@@ -24,6 +24,7 @@ mod content;
 mod counts;
 mod depth;
 mod inspect;
+mod letter_config;
 mod link;
 mod probe;
 mod properties;
@@ -37,4 +38,5 @@ mod wire;
 
 pub use config::{ArgumentValue, DeclareOptions, QueueKind, RabbitMqConfig, RabbitMqTls};
 pub use inspect::inspect;
+pub use letter_config::{DeadLetterExchangeConfig, RabbitMqBroker};
 pub use source::RabbitMqSource;

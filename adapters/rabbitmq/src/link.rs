@@ -19,7 +19,8 @@ use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
 use secrecy::ExposeSecret;
 use tokio::time::timeout;
 
-use crate::config::{RabbitMqConfig, RabbitMqTls};
+use crate::config::RabbitMqTls;
+use crate::letter_config::RabbitMqBroker;
 use crate::stream::{Filtered, Kit};
 use crate::trouble::{Remedy, Trouble};
 use crate::wire::Aside;
@@ -80,7 +81,7 @@ impl Drop for Attempt {
 
 /// Connects to the host whose turn it is and logs in, within the configured time.
 pub(crate) async fn connect(
-    config: &RabbitMqConfig,
+    config: &RabbitMqBroker,
     turn: usize,
     socket: &Socket,
 ) -> Result<Link, Trouble> {
@@ -137,7 +138,7 @@ fn too_slow(within: Duration) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {within:?}"))
 }
 
-fn uri(config: &RabbitMqConfig, host: &str, port: u16) -> AMQPUri {
+fn uri(config: &RabbitMqBroker, host: &str, port: u16) -> AMQPUri {
     AMQPUri {
         scheme: if config.tls.is_some() { AMQPScheme::AMQPS } else { AMQPScheme::AMQP },
         authority: AMQPAuthority {

@@ -22,6 +22,7 @@ use crate::buffer::Buffer;
 use crate::config::{QueueKind, RabbitMqConfig};
 use crate::counts::Counts;
 use crate::depth;
+use crate::letter_config::RabbitMqBroker;
 use crate::link::{self, Link, Socket};
 use crate::session::{self, Ended, Session, Wish};
 use crate::trouble::{Remedy, Trouble};
@@ -144,7 +145,8 @@ impl Life {
                 return self.wait_for_close().await;
             }
             let (config, socket) = (Arc::clone(&self.config), self.shared.socket.clone());
-            let connecting = link::connect(&config, self.turn, &socket);
+            let broker = RabbitMqBroker::of_source(&config);
+            let connecting = link::connect(&broker, self.turn, &socket);
             let trouble = match self.unless_closed(connecting).await {
                 Err(leave) => return leave,
                 Ok(Err(trouble)) => trouble,

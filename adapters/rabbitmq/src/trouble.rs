@@ -11,6 +11,7 @@ use inboxd_contract::{ErrorCode, SourcePhase};
 use lapin::{Error, ErrorKind};
 
 use crate::config::RabbitMqConfig;
+use crate::letter_config::RabbitMqBroker;
 
 const ACCESS_REFUSED: u16 = 403;
 const NOT_FOUND: u16 = 404;
@@ -83,7 +84,7 @@ impl Trouble {
     }
 
     /// A connection could not be made.
-    pub(crate) fn connecting(error: &Error, config: &RabbitMqConfig, peer: &str) -> Self {
+    pub(crate) fn connecting(error: &Error, config: &RabbitMqBroker, peer: &str) -> Self {
         let (user, vhost) = (&config.user, &config.vhost);
         match error.kind() {
             ErrorKind::ProtocolError(refusal) => {
