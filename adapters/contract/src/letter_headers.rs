@@ -43,6 +43,10 @@ impl LetterCopy<'_> {
             ("inbox-consumer-id", encoded(self.key.consumer_id.as_str())),
             ("inbox-message-id", encoded(self.key.message_id.as_str())),
         ]);
+        if let Origin::RabbitMq { exchange, routing_key, .. } = &self.envelope.origin {
+            stamps.push(("inbox-origin-exchange", encoded(exchange)));
+            stamps.push(("inbox-origin-routing-key", encoded(routing_key)));
+        }
         stamps
     }
 }
@@ -151,7 +155,7 @@ mod tests {
         let origin = Origin::RabbitMq {
             queue,
             exchange: "".into(),
-            routing_key: "".into(),
+            routing_key: "a.b c".into(),
             redelivered: false,
             delivery_count: None,
         };
@@ -178,6 +182,8 @@ mod tests {
             ("inbox-subscription", "orders"),
             ("inbox-consumer-id", "shop%2Feu"),
             ("inbox-message-id", "a%20b"),
+            ("inbox-origin-exchange", ""),
+            ("inbox-origin-routing-key", "a.b%20c"),
         ];
         let stamps = copy.stamps(now);
         let stamps: Vec<_> = stamps.iter().map(|(name, value)| (*name, value.as_str())).collect();

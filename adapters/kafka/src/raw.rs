@@ -1,7 +1,7 @@
 //! The few calls of librdkafka that have no safe wrapper in rdkafka 0.39.
 //!
-//! Purpose: headers as bytes (the wrapper takes every name for UTF-8 and panics otherwise),
-//! commits whose answer can be waited for with a bound, metadata of committed offsets as
+//! Purpose: headers as bytes, read and produced (the wrapper takes every name for UTF-8 and panics
+//! otherwise), commits whose answer can be waited for with a bound, metadata of committed offsets as
 //! bytes, and topic ids.
 //!
 //! Invariants: every pointer comes from a live rdkafka object that outlives the call, and
@@ -10,6 +10,7 @@
 
 #![allow(unsafe_code)]
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
@@ -17,13 +18,16 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use inboxd_contract::Header;
+use rdkafka::IntoOpaque as _;
 use rdkafka::Message as _;
 use rdkafka::TopicPartitionList;
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::message::BorrowedMessage;
+use rdkafka::producer::ProducerContext;
 use rdkafka_sys as sys;
 use rdkafka_sys::rd_kafka_resp_err_t::{RD_KAFKA_RESP_ERR__NOENT, RD_KAFKA_RESP_ERR_NO_ERROR};
+use rdkafka_sys::rd_kafka_vtype_t as vtype;
 
 /// All headers in order, names and values as bytes, null values as `None`.
 pub(crate) fn headers(message: &BorrowedMessage<'_>) -> Vec<Header> {
@@ -72,6 +76,75 @@ pub(crate) fn headers(message: &BorrowedMessage<'_>) -> Vec<Header> {
         Header { name, value: valued.map(|end| bytes.slice(named..end)) }
     });
     headers.collect()
+}
+
+/// A header to produce: a name of any bytes, a value or null.
+pub(crate) type OutgoingHeader<'a> = (Cow<'a, [u8]>, Option<Cow<'a, [u8]>>);
+
+/// A record to produce. `None` is null, which is not empty.
+pub(crate) struct Outgoing<'a> {
+    pub(crate) key: Option<&'a [u8]>,
+    pub(crate) body: Option<&'a [u8]>,
+    /// In order; names may repeat.
+    pub(crate) headers: &'a [OutgoingHeader<'a>],
+}
+
+/// Queues a record, to the partition that its key stands for. Never blocks. Its report comes with
+/// `opaque`, unless this fails: then `opaque` is dropped.
+pub(crate) fn produce<C: ProducerContext>(
+    client: &Client<C>,
+    topic: &CStr,
+    record: &Outgoing<'_>,
+    opaque: C::DeliveryOpaque,
+) -> Result<(), RDKafkaErrorCode> {
+    let unit = |bytes: Option<&[u8]>| {
+        let (start, size) = memory(bytes);
+        sys::rd_kafka_vu_s__bindgen_ty_1__bindgen_ty_1 { ptr: start.cast_mut(), size }
+    };
+    // SAFETY: topic, key, body, names and values outlive the call, which copies them
+    // (RD_KAFKA_MSG_F_COPY); on success the headers are the record's own, else they are destroyed
+    // here; the opaque pointer is given back by the record's report, else taken back here.
+    unsafe {
+        let headers = sys::rd_kafka_headers_new(record.headers.len());
+        for (name, value) in record.headers {
+            let (start, size) = memory(value.as_deref());
+            sys::rd_kafka_header_add(
+                headers,
+                name.as_ptr().cast(),
+                name.len().cast_signed(),
+                start,
+                size.cast_signed(),
+            );
+        }
+        let opaque = opaque.into_ptr();
+        let mut units =
+            [sys::rd_kafka_vu_t { vtype: vtype::RD_KAFKA_VTYPE_END, u: std::mem::zeroed() }; 6];
+        units[0].vtype = vtype::RD_KAFKA_VTYPE_TOPIC;
+        units[0].u.cstr = topic.as_ptr();
+        units[1].vtype = vtype::RD_KAFKA_VTYPE_VALUE;
+        units[1].u.mem = unit(record.body);
+        units[2].vtype = vtype::RD_KAFKA_VTYPE_KEY;
+        units[2].u.mem = unit(record.key);
+        units[3].vtype = vtype::RD_KAFKA_VTYPE_MSGFLAGS;
+        units[3].u.i = sys::RD_KAFKA_MSG_F_COPY as c_int;
+        units[4].vtype = vtype::RD_KAFKA_VTYPE_OPAQUE;
+        units[4].u.ptr = opaque;
+        units[5].vtype = vtype::RD_KAFKA_VTYPE_HEADERS;
+        units[5].u.headers = headers;
+        let error = sys::rd_kafka_produceva(client.native_ptr(), units.as_ptr(), units.len());
+        if error.is_null() {
+            return Ok(());
+        }
+        let code = sys::rd_kafka_error_code(error);
+        sys::rd_kafka_error_destroy(error);
+        sys::rd_kafka_headers_destroy(headers);
+        drop(C::DeliveryOpaque::from_ptr(opaque));
+        Err(code.into())
+    }
+}
+
+fn memory(bytes: Option<&[u8]>) -> (*const c_void, usize) {
+    bytes.map_or((ptr::null(), 0), |bytes| (bytes.as_ptr().cast(), bytes.len()))
 }
 
 /// A commit that was sent and is not answered yet. Dropped: the answer is not waited for.
