@@ -115,6 +115,11 @@ impl AppError {
 /// # Errors
 /// What keeps it from starting, or that every subscription has ended.
 pub async fn run(config: Config) -> Result<(), AppError> {
+    #[cfg(feature = "failpoints")]
+    crate::failpoints::arm().map_err(|error| AppError::Config {
+        key: crate::failpoints::VARIABLE.to_owned(),
+        source: error.into(),
+    })?;
     let signals = Signals::listen().map_err(AppError::Signals)?;
     for notice in &config.notices {
         tracing::warn!("{notice}");
