@@ -32,6 +32,27 @@ pub(crate) fn members<'a>(claims: impl Iterator<Item = &'a Claim>) -> String {
     Value::Array(claims.map(member).collect()).to_string()
 }
 
+/// Members with the lanes that they ask about, in hex.
+fn members_with_lanes(requests: &[ClaimRequest]) -> String {
+    let member = |request: &ClaimRequest| {
+        let mut member = member(&request.claim);
+        if let Value::Array(fields) = &mut member {
+            fields.push(json!(request.lane_id.map(|lane| hex::encode(lane.0))));
+        }
+        member
+    };
+    Value::Array(requests.iter().map(member).collect()).to_string()
+}
+
+/// A claim of `batch` that is given up, without the attempt that it added where none was made.
+fn given_up(claim: &Claim, attempt_back: bool) -> Value {
+    let mut member = member(claim);
+    if let Value::Array(fields) = &mut member {
+        fields.push(json!(i64::from(attempt_back)));
+    }
+    member
+}
+
 pub(crate) fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX / 4).min(i64::MAX / 4)
 }
@@ -151,7 +172,7 @@ async fn claim_in(
     lease: Duration,
     requests: Vec<ClaimRequest>,
 ) -> Result<Vec<ClaimAnswer>, sqlx::Error> {
-    let batch = members(requests.iter().map(|request| &request.claim));
+    let batch = members_with_lanes(&requests);
     let query = sql.claim.query().bind(&batch).bind(owner).bind(millis(lease));
     query.execute(&mut *connection).await?;
     // The write lock is ours since BEGIN: nothing commits between the two.
@@ -159,13 +180,21 @@ async fn claim_in(
 
     let mut answers = Vec::with_capacity(requests.len());
     let mut given_back = Vec::new();
+    let mut freed = Vec::new();
     for (request, seen) in requests.iter().zip(seen) {
         let hold = hold_of(request, &seen);
         let answer = ClaimAnswer::resolve(request, hold, &seen.look);
         if matches!(hold, Hold::Held { .. }) && !answer.is_held() {
-            given_back.push(&request.claim);
+            match answer {
+                ClaimAnswer::Parked { .. } => freed.push(given_up(&request.claim, true)),
+                _ => given_back.push(&request.claim),
+            }
         }
         answers.push(answer);
+    }
+    if !freed.is_empty() {
+        let freed = Value::Array(freed).to_string();
+        sql.release.query().bind(freed).execute(&mut *connection).await?;
     }
     if !given_back.is_empty() {
         let batch = members(given_back.into_iter());
@@ -222,14 +251,8 @@ async fn release_in(
     let rows = sql.held.query().bind(&batch).fetch_all(&mut *connection).await?;
     let held = rows.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<String>, _>>()?;
     if !held.is_empty() {
-        let back = |release: &Release| {
-            let mut member = member(&release.claim);
-            if let Value::Array(fields) = &mut member {
-                fields.push(json!(i64::from(release.attempt_back)));
-            }
-            member
-        };
-        let given = Value::Array(releases.iter().map(back).collect()).to_string();
+        let given = releases.iter().map(|release| given_up(&release.claim, release.attempt_back));
+        let given = Value::Array(given.collect()).to_string();
         sql.release.query().bind(given).execute(&mut *connection).await?;
     }
     settle_lost(connection, &sql, &batch, releases.iter().map(|r| &r.claim), held).await

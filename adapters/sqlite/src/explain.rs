@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use inboxd_contract::{
     EXPLAINED_COPIES_MAX, ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, InboxKey,
-    MessageRecord, OwnerId, StoreError, StoreStats,
+    MessageRecord, OwnerId, ParkedState, StoreError, StoreStats,
 };
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
@@ -58,9 +58,10 @@ fn read_stats(row: &SqliteRow) -> Result<StoreStats, sqlx::Error> {
         messages: count(0)?,
         claims: count(1)?,
         dead: count(2)?,
-        oldest_message: row.try_get::<Option<i64>, _>(3)?.map(millis),
-        oldest_dead: row.try_get::<Option<i64>, _>(4)?.map(millis),
-        ..StoreStats::default()
+        due: count(3)?,
+        oldest_message: row.try_get::<Option<i64>, _>(4)?.map(millis),
+        oldest_dead: row.try_get::<Option<i64>, _>(5)?.map(millis),
+        oldest_due: row.try_get::<Option<i64>, _>(6)?.map(millis),
     })
 }
 
@@ -91,20 +92,20 @@ fn read_copy(row: &SqliteRow) -> Result<ExplainedCopy, StoreError> {
     Ok(ExplainedCopy {
         copy: read_parked(row)?,
         body_bytes: row.try_get::<Option<i64>, _>(11).map_err(failed)?.map(unsigned),
-        state: row
-            .try_get::<String, _>(9)
-            .map_err(failed)?
-            .parse()
-            .map_err(|_| StoreError::permanent("an unknown state"))?,
-        due_in: None,
+        state: state(&row.try_get::<String, _>(9).map_err(failed)?)?,
+        due_in: row.try_get::<Option<i64>, _>(13).map_err(failed)?.map(millis),
         parked_ago: millis(row.try_get(10).map_err(failed)?),
     })
 }
 
-fn unsigned(count: i64) -> u64 {
+pub(crate) fn state(stored: &str) -> Result<ParkedState, StoreError> {
+    stored.parse().map_err(|_| StoreError::permanent("a parked row's state is unknown"))
+}
+
+pub(crate) fn unsigned(count: i64) -> u64 {
     u64::try_from(count).unwrap_or(0)
 }
 
-fn millis(millis: i64) -> Duration {
+pub(crate) fn millis(millis: i64) -> Duration {
     Duration::from_millis(u64::try_from(millis).unwrap_or(0))
 }

@@ -28,7 +28,8 @@ pub(crate) struct Seen {
     pub(crate) claim: Option<ClaimRow>,
 }
 
-/// `batch` is an array of `len` arrays that begin with consumer id and message id.
+/// `batch` is an array of `len` arrays that begin with consumer id and message id; a fourth value
+/// is the lane that is asked about.
 pub(crate) async fn look(
     connection: &mut SqliteConnection,
     sql: &Sql,
@@ -52,12 +53,17 @@ fn read_seen(row: &SqliteRow, seen: &mut Seen) -> Result<(), sqlx::Error> {
         seen.look.processed = Some(fingerprint(row.try_get(2)?));
     }
     if let Some(state) = row.try_get::<Option<String>, _>(5)? {
-        seen.look.dead.push(DeadRow {
-            fingerprint: fingerprint(row.try_get(3)?),
-            position: row.try_get(4)?,
-            discarded: state == "discarded",
-        });
+        let fingerprint = fingerprint(row.try_get(3)?);
+        match state.as_str() {
+            "due" => seen.look.due.push(fingerprint),
+            state => seen.look.dead.push(DeadRow {
+                fingerprint,
+                position: row.try_get(4)?,
+                discarded: state == "discarded",
+            }),
+        }
     }
+    seen.look.lane_blocked = row.try_get(9)?;
     if let Some(attempts) = row.try_get::<Option<u32>, _>(7)? {
         let left: i64 = row.try_get(8)?;
         seen.claim = Some(ClaimRow {

@@ -23,12 +23,20 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: &[Migration] = &[Migration {
-    version: 1,
-    name: "inbox",
-    breaking: false,
-    sql: include_str!("../../../migrations/sqlite/0001_inbox.sql"),
-}];
+const MIGRATIONS: &[Migration] = &[
+    Migration {
+        version: 1,
+        name: "inbox",
+        breaking: false,
+        sql: include_str!("../../../migrations/sqlite/0001_inbox.sql"),
+    },
+    Migration {
+        version: 2,
+        name: "parking",
+        breaking: false,
+        sql: include_str!("../../../migrations/sqlite/0002_parking.sql"),
+    },
+];
 
 /// A row of the table of migrations.
 struct Applied {

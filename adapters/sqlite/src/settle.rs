@@ -1,16 +1,19 @@
 //! Completing and dead-lettering: the claim goes and the row comes, or nothing.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::FutureExt;
-use inboxd_contract::{Claim, Completion, DeadLetter, Fingerprint, Settled, StoreError};
+use inboxd_contract::{
+    Claim, Completion, DeadLetter, Fingerprint, InboxKey, ParkedSeq, Settled, StoreError,
+};
 use serde_json::{Value, json};
 use sqlx::Row;
 use sqlx::sqlite::SqliteConnection;
 
 use crate::batch::{Answers, check_key, check_record};
-use crate::claims::{members, token_text};
+use crate::claims::{members, millis, token_text};
 use crate::look::look;
 use crate::sql::Sql;
 use crate::{BODY_BYTES_MAX, SqliteStore};
@@ -79,7 +82,7 @@ async fn complete_in(
     // Whoever is named twice is served once.
     let held: Vec<bool> = completions
         .iter()
-        .map(|completion| taken.remove(&token_text(completion.claim.token)))
+        .map(|completion| taken.remove(&token_text(completion.claim.token)).is_some())
         .collect();
 
     let records = completions.iter().zip(&held).filter(|(_, held)| **held);
@@ -96,12 +99,15 @@ async fn complete_in(
         .iter()
         .zip(&held)
         .filter(|(completion, held)| **held && completion.supersedes_dead)
-        .map(|(completion, _)| superseded_by(completion))
+        .map(|(c, _)| superseded_by(&c.claim.key, c.record.fingerprint.as_ref()))
         .collect();
     if !superseded.is_empty() {
         let superseded = Value::Array(superseded).to_string();
         sql.drop_dead.query().bind(superseded).execute(&mut *connection).await?;
     }
+    let parked = completions.iter().zip(&held).filter(|(_, held)| **held);
+    let parked = parked.filter_map(|(c, _)| c.parked.map(|seq| due_member(&c.claim.key, seq)));
+    drop_due(connection, &sql, parked.collect()).await?;
 
     let key_of = |claim: &Claim| {
         (claim.key.consumer_id.as_str().to_owned(), claim.key.message_id.as_str().to_owned())
@@ -129,13 +135,42 @@ async fn complete_in(
         .collect())
 }
 
-async fn take_claims(
+/// Removes claims by their tokens: those that were held, and their attempts.
+pub(crate) async fn take_claims(
     connection: &mut SqliteConnection,
     sql: &Sql,
     batch: &str,
-) -> Result<HashSet<String>, sqlx::Error> {
+) -> Result<HashMap<String, u32>, sqlx::Error> {
     let rows = sql.take_claims.query().bind(batch).fetch_all(connection).await?;
-    rows.iter().map(|row| row.try_get(0)).collect()
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
+}
+
+/// `[seq, consumer, message]` of a due row that goes.
+pub(crate) fn due_member(key: &InboxKey, seq: ParkedSeq) -> Value {
+    json!([seq.0, key.consumer_id.as_str(), key.message_id.as_str()])
+}
+
+pub(crate) async fn drop_due(
+    connection: &mut SqliteConnection,
+    sql: &Sql,
+    members: Vec<Value>,
+) -> Result<(), sqlx::Error> {
+    if members.is_empty() {
+        return Ok(());
+    }
+    let members = Value::Array(members).to_string();
+    sql.copies.drop_due.query().bind(members).execute(connection).await.map(drop)
+}
+
+/// Removes dead letters of a key that do not conflict with `fingerprint`.
+pub(crate) async fn drop_dead(
+    connection: &mut SqliteConnection,
+    sql: &Sql,
+    key: &InboxKey,
+    fingerprint: Option<&Fingerprint>,
+) -> Result<(), sqlx::Error> {
+    let member = Value::Array(vec![superseded_by(key, fingerprint)]).to_string();
+    sql.drop_dead.query().bind(member).execute(connection).await.map(drop)
 }
 
 fn record_of(completion: &Completion) -> Value {
@@ -151,28 +186,52 @@ fn record_of(completion: &Completion) -> Value {
     ])
 }
 
-fn superseded_by(completion: &Completion) -> Value {
+fn superseded_by(key: &InboxKey, fingerprint: Option<&Fingerprint>) -> Value {
     json!([
-        completion.claim.key.consumer_id.as_str(),
-        completion.claim.key.message_id.as_str(),
-        completion.record.fingerprint.as_ref().map_or("", Fingerprint::as_str),
+        key.consumer_id.as_str(),
+        key.message_id.as_str(),
+        fingerprint.map_or("", Fingerprint::as_str),
     ])
 }
 
 fn check_letter(letter: &DeadLetter) -> Result<(), StoreError> {
-    check_key(&letter.key)?;
-    let body_bytes = letter.envelope.body.as_ref().map_or(0, |body| body.len());
-    if letter.body_kept && body_bytes as u64 > BODY_BYTES_MAX {
+    let body = letter.envelope.body.as_ref().filter(|_| letter.body_kept);
+    check_copy(&letter.key, body, &letter.subscription, letter.last_error.as_deref())
+}
+
+/// A row that the columns hold to the byte.
+pub(crate) fn check_copy(
+    key: &InboxKey,
+    body: Option<&Bytes>,
+    subscription: &str,
+    last_error: Option<&str>,
+) -> Result<(), StoreError> {
+    check_key(key)?;
+    let body_bytes = body.map_or(0, Bytes::len);
+    if body_bytes as u64 > BODY_BYTES_MAX {
         return Err(StoreError::refused(format!(
-            "a dead letter's body of {body_bytes} bytes is larger than SQLite takes \
-             ({BODY_BYTES_MAX})"
+            "a body of {body_bytes} bytes is larger than SQLite takes ({BODY_BYTES_MAX})"
         )));
     }
-    let error = letter.last_error.as_deref().unwrap_or_default();
-    if error.contains('\0') || letter.subscription.contains('\0') {
-        return Err(StoreError::refused("a dead letter's text has a NUL, which no column holds"));
+    if last_error.unwrap_or_default().contains('\0') || subscription.contains('\0') {
+        return Err(StoreError::refused("a copy's text has a NUL, which no column holds"));
     }
     Ok(())
+}
+
+/// Removes the claim of one copy that is to be written; `Some`: it is not to be written.
+pub(crate) async fn take_for_copy(
+    connection: &mut SqliteConnection,
+    sql: &Sql,
+    claim: &Claim,
+) -> Result<Option<Settled>, sqlx::Error> {
+    let batch = members(std::iter::once(claim));
+    let held = !take_claims(connection, sql, &batch).await?.is_empty();
+    let seen = look(connection, sql, &batch, 1).await?.pop().unwrap_or_default();
+    if !held {
+        return Ok(Some(Settled::Lost(seen.look)));
+    }
+    Ok(seen.look.processed.map(|fingerprint| Settled::AlreadyProcessed { fingerprint }))
 }
 
 async fn dead_letter_in(
@@ -182,14 +241,8 @@ async fn dead_letter_in(
 ) -> Result<Settled, sqlx::Error> {
     if let Some(token) = letter.token {
         let claim = Claim { key: letter.key.clone(), token };
-        let batch = members(std::iter::once(&claim));
-        let held = !take_claims(connection, sql, &batch).await?.is_empty();
-        let seen = look(connection, sql, &batch, 1).await?.pop().unwrap_or_default();
-        if !held {
-            return Ok(Settled::Lost(seen.look));
-        }
-        if let Some(fingerprint) = seen.look.processed {
-            return Ok(Settled::AlreadyProcessed { fingerprint });
+        if let Some(settled) = take_for_copy(connection, sql, &claim).await? {
+            return Ok(settled);
         }
     }
     let envelope = &letter.envelope;
@@ -202,11 +255,14 @@ async fn dead_letter_in(
         .bind(letter.fingerprint.as_ref().map_or("", Fingerprint::as_str).to_owned())
         .bind(envelope.origin.position())
         .bind(letter.lane.clone())
+        .bind(letter.lane_id.map(|lane| lane.0.to_vec()))
         .bind(envelope.to_stored())
         .bind(letter.attempts)
         .bind(letter.last_status)
         .bind(letter.last_error.clone())
         .bind(<&'static str>::from(letter.reason))
+        .bind(millis(letter.first_ago))
+        .bind(letter.body_kept)
         .bind(body.map(|body| body.to_vec()))
         .execute(connection)
         .await?;

@@ -16,6 +16,7 @@ impl SqliteStore {
             return Ok(SweepReport::default());
         };
         let batch = policy.batch.max(1);
+        self.sweep_table(|sql| &sql.copies.sweep_audit, policy.dead_retention, batch).await?;
         Ok(SweepReport {
             ran: true,
             messages: self.sweep_table(|sql| &sql.sweep_messages, policy.retention, batch).await?,
