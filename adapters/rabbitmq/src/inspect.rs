@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use crate::config::{QueueKind, RabbitMqConfig, quorum_needs_single_active};
 use crate::letter_config::RabbitMqBroker;
-use crate::link::{self, Link, Socket};
+use crate::link::{self, Link, Purpose, Socket};
 use crate::probe::{self, Found};
 use crate::trouble::{Trouble, channel_reply};
 
@@ -63,10 +63,11 @@ async fn look(config: &RabbitMqConfig, within: Duration) -> Vec<Finding> {
     // All hosts have their turn in time.
     let share = within.mul_f64(0.8) / u32::try_from(config.hosts.len()).unwrap_or(u32::MAX).max(1);
     config.connect_timeout = config.connect_timeout.min(share);
+    let broker = RabbitMqBroker::of_source(&config);
     let mut failed = Vec::new();
     for turn in 0..config.hosts.len() {
         let (host, port) = &config.hosts[turn];
-        match link::connect(&RabbitMqBroker::of_source(&config), turn, &Socket::default()).await {
+        match link::connect(&broker, turn, &Socket::default(), Purpose::Consume).await {
             Ok(link) => {
                 let others = failed.into_iter().map(|(subject, trouble)| {
                     let (what, remedy) = told(&trouble);

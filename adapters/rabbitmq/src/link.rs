@@ -79,11 +79,21 @@ impl Drop for Attempt {
     }
 }
 
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Nothing is published on it.
+    Consume,
+    /// Copies go out by way of its outbox.
+    Publish,
+}
+
 /// Connects to the host whose turn it is and logs in, within the configured time.
 pub(crate) async fn connect(
     config: &RabbitMqBroker,
     turn: usize,
     socket: &Socket,
+    purpose: Purpose,
 ) -> Result<Link, Trouble> {
     let (host, port) = &config.hosts[turn % config.hosts.len()];
     let peer = format!("{host}:{port}");
@@ -117,7 +127,11 @@ pub(crate) async fn connect(
                     Some(tls) => stream.into_tls(&uri.authority.host, tls.as_ref()).await?,
                     None => stream,
                 };
-                Ok(AsyncTcpStream::Plain(Filtered::new(stream, set_aside.clone())))
+                let filtered = match purpose {
+                    Purpose::Consume => Filtered::new(stream, set_aside.clone()),
+                    Purpose::Publish => Filtered::publishing(stream, set_aside.clone()),
+                };
+                Ok(AsyncTcpStream::Plain(filtered))
             });
             let connected = connected.await.unwrap_or_else(|_| Err(too_slow(within)));
             Ok(connected?)

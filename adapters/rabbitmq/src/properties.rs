@@ -9,19 +9,19 @@ use bytes::{Buf, Bytes};
 /// Nested tables and arrays are read this deep.
 pub(crate) const DEPTH_MAX: usize = 32;
 
-const CONTENT_TYPE: u16 = 1 << 15;
-const CONTENT_ENCODING: u16 = 1 << 14;
-const HEADERS: u16 = 1 << 13;
-const DELIVERY_MODE: u16 = 1 << 12;
+pub(crate) const CONTENT_TYPE: u16 = 1 << 15;
+pub(crate) const CONTENT_ENCODING: u16 = 1 << 14;
+pub(crate) const HEADERS: u16 = 1 << 13;
+pub(crate) const DELIVERY_MODE: u16 = 1 << 12;
 const PRIORITY: u16 = 1 << 11;
-const CORRELATION_ID: u16 = 1 << 10;
+pub(crate) const CORRELATION_ID: u16 = 1 << 10;
 const REPLY_TO: u16 = 1 << 9;
 const EXPIRATION: u16 = 1 << 8;
-const MESSAGE_ID: u16 = 1 << 7;
+pub(crate) const MESSAGE_ID: u16 = 1 << 7;
 const TIMESTAMP: u16 = 1 << 6;
-const TYPE: u16 = 1 << 5;
+pub(crate) const TYPE: u16 = 1 << 5;
 const USER_ID: u16 = 1 << 4;
-const APP_ID: u16 = 1 << 3;
+pub(crate) const APP_ID: u16 = 1 << 3;
 const MORE_FLAGS: u16 = 1;
 
 /// The bytes are not what AMQP says.

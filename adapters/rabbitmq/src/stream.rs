@@ -15,6 +15,7 @@ use futures::io::{AsyncRead, AsyncWrite};
 use futures::stream::Stream;
 use lapin::AsyncTcpStream;
 
+use crate::outgoing::Sender;
 use crate::wire::{Aside, Rewriter};
 
 /// Read from the broker at once.
@@ -30,6 +31,36 @@ pub(crate) struct Filtered {
     /// For the client, from `at` on.
     out: Vec<u8>,
     at: usize,
+    /// Where messages are published: what becomes of them on their way.
+    sending: Option<Sending>,
+}
+
+/// What goes to the broker.
+struct Sending {
+    sender: Sender,
+    /// For the broker, from `at` on.
+    out: Vec<u8>,
+    at: usize,
+}
+
+impl Sending {
+    /// Writes what there is; ready when nothing is left.
+    fn poll_drain(
+        &mut self,
+        stream: &mut AsyncTcpStream<Tcp>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        while self.at < self.out.len() {
+            let written = ready!(Pin::new(&mut *stream).poll_write(cx, &self.out[self.at..]))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.at += written;
+        }
+        self.out.clear();
+        self.at = 0;
+        Poll::Ready(Ok(()))
+    }
 }
 
 impl Filtered {
@@ -41,7 +72,15 @@ impl Filtered {
             chunk: vec![0; CHUNK_BYTES].into_boxed_slice(),
             out: Vec::new(),
             at: 0,
+            sending: None,
         }
+    }
+
+    /// The same, where messages are published.
+    pub(crate) fn publishing(stream: AsyncTcpStream<Tcp>, aside: Aside) -> Self {
+        let sender = Sender::new(aside.outbox.clone());
+        let sending = Some(Sending { sender, out: Vec::new(), at: 0 });
+        Self { sending, ..Self::new(stream, aside) }
     }
 }
 
@@ -85,7 +124,18 @@ impl AsyncWrite for Filtered {
         cx: &mut Context<'_>,
         buffer: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buffer)
+        let this = &mut *self;
+        let Some(sending) = &mut this.sending else {
+            return Pin::new(&mut this.stream).poll_write(cx, buffer);
+        };
+        // No more is taken before what was taken is gone: that bounds what is held here.
+        ready!(sending.poll_drain(&mut this.stream, cx))?;
+        sending.sender.feed(buffer, &mut sending.out);
+        match sending.poll_drain(&mut this.stream, cx) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            // What is left goes with the next write or flush, and the client flushes at every turn.
+            Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(buffer.len())),
+        }
     }
 
     fn poll_write_vectored(
@@ -93,15 +143,27 @@ impl AsyncWrite for Filtered {
         cx: &mut Context<'_>,
         buffers: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, buffers)
+        if self.sending.is_none() {
+            return Pin::new(&mut self.stream).poll_write_vectored(cx, buffers);
+        }
+        let first = buffers.iter().find(|buffer| !buffer.is_empty());
+        first.map_or(Poll::Ready(Ok(0)), |first| self.as_mut().poll_write(cx, first))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let this = &mut *self;
+        if let Some(sending) = &mut this.sending {
+            ready!(sending.poll_drain(&mut this.stream, cx))?;
+        }
+        Pin::new(&mut this.stream).poll_flush(cx)
     }
 
     fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_close(cx)
+        let this = &mut *self;
+        if let Some(sending) = &mut this.sending {
+            ready!(sending.poll_drain(&mut this.stream, cx))?;
+        }
+        Pin::new(&mut this.stream).poll_close(cx)
     }
 }
 

@@ -23,7 +23,7 @@ use crate::config::{QueueKind, RabbitMqConfig};
 use crate::counts::Counts;
 use crate::depth;
 use crate::letter_config::RabbitMqBroker;
-use crate::link::{self, Link, Socket};
+use crate::link::{self, Link, Purpose, Socket};
 use crate::session::{self, Ended, Session, Wish};
 use crate::trouble::{Remedy, Trouble};
 
@@ -146,7 +146,7 @@ impl Life {
             }
             let (config, socket) = (Arc::clone(&self.config), self.shared.socket.clone());
             let broker = RabbitMqBroker::of_source(&config);
-            let connecting = link::connect(&broker, self.turn, &socket);
+            let connecting = link::connect(&broker, self.turn, &socket, Purpose::Consume);
             let trouble = match self.unless_closed(connecting).await {
                 Err(leave) => return leave,
                 Ok(Err(trouble)) => trouble,
@@ -342,7 +342,7 @@ impl Life {
 }
 
 /// Exponential with jitter: between half of it and all of it.
-fn backoff(failures: u32) -> Duration {
+pub(crate) fn backoff(failures: u32) -> Duration {
     let doubled = BACKOFF_FIRST.saturating_mul(1 << failures.saturating_sub(1).min(10));
     doubled.min(BACKOFF_CAP).mul_f64(rand::rng().random_range(0.5..=1.0))
 }

@@ -13,10 +13,10 @@ use lapin::{Error, ErrorKind};
 use crate::config::RabbitMqConfig;
 use crate::letter_config::RabbitMqBroker;
 
-const ACCESS_REFUSED: u16 = 403;
-const NOT_FOUND: u16 = 404;
+pub(crate) const ACCESS_REFUSED: u16 = 403;
+pub(crate) const NOT_FOUND: u16 = 404;
 const RESOURCE_LOCKED: u16 = 405;
-const PRECONDITION_FAILED: u16 = 406;
+pub(crate) const PRECONDITION_FAILED: u16 = 406;
 const NOT_ALLOWED: u16 = 530;
 
 /// What to do about it.

@@ -5,7 +5,8 @@
 //! its thread's stack, which ends the process. A publisher can send both, and the broker lets them
 //! pass. So the client is not shown what publishers write: here, each delivery's properties are
 //! set aside as bytes, under its channel and tag, and the client sees a delivery without any;
-//! likewise a routing key that is not UTF-8.
+//! likewise a routing key that is not UTF-8. A message that was published here and comes back as not
+//! routed is not shown at all; it is noted by its copy's id ([`crate::outgoing`]).
 //!
 //! Invariants: frames stay frames, in order; bodies pass untouched; what is not understood passes
 //! untouched. What is set aside is bounded by the prefetch. Pure: no I/O.
@@ -15,7 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
 
-use crate::properties::{Reader, Value};
+use crate::outgoing::{COPY_ID, Outbox};
+use crate::properties::{Properties, Reader, Value};
 
 const HEAD_BYTES: usize = 7;
 const END: u8 = 0xce;
@@ -32,6 +34,9 @@ const CONNECTION_START: (u16, u16) = (10, 10);
 const BASIC_DELIVER: (u16, u16) = (60, 60);
 const CHANNEL_CLOSE: (u16, u16) = (20, 40);
 const CONNECTION_CLOSE: (u16, u16) = (10, 50);
+const CONNECTION_BLOCKED: (u16, u16) = (10, 60);
+const CONNECTION_UNBLOCKED: (u16, u16) = (10, 61);
+const BASIC_RETURN: (u16, u16) = (60, 50);
 
 /// What a publisher wrote around a body.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,6 +54,8 @@ pub(crate) struct Raw {
 pub(crate) struct Aside {
     deliveries: Arc<Mutex<HashMap<(u16, u64), Raw>>>,
     server: Arc<OnceLock<Server>>,
+    /// What is being published on this connection.
+    pub(crate) outbox: Outbox,
 }
 
 /// What the server says of itself, as text; empty where it says nothing.
@@ -91,8 +98,13 @@ pub(crate) struct Rewriter {
     partial: Vec<u8>,
     /// So many bytes more pass as they are: a body and its end.
     passing: usize,
+    /// So many bytes more are not shown: a body that came back, and its end.
+    skipping: usize,
     /// This is no AMQP: everything passes.
     transparent: bool,
+    /// Messages that come back, by channel: the bytes of their bodies that are still to come;
+    /// `None` before their header.
+    returning: HashMap<u16, Option<u64>>,
     /// Deliveries whose properties come next, by channel.
     awaited: HashMap<u16, (u64, Raw)>,
 }
@@ -100,7 +112,15 @@ pub(crate) struct Rewriter {
 impl Rewriter {
     /// For a new connection.
     pub(crate) fn new(aside: Aside) -> Self {
-        Self { aside, partial: Vec::new(), passing: 0, transparent: false, awaited: HashMap::new() }
+        Self {
+            aside,
+            partial: Vec::new(),
+            passing: 0,
+            skipping: 0,
+            transparent: false,
+            returning: HashMap::new(),
+            awaited: HashMap::new(),
+        }
     }
 
     /// So many of the next bytes may go to the client as they come.
@@ -118,6 +138,12 @@ impl Rewriter {
     /// Takes bytes of the broker and appends what the client is to see.
     pub(crate) fn feed(&mut self, mut input: &[u8], out: &mut Vec<u8>) {
         while !input.is_empty() {
+            if self.skipping > 0 {
+                let skipped = self.skipping.min(input.len());
+                self.skipping -= skipped;
+                input = &input[skipped..];
+                continue;
+            }
             if self.passing() > 0 {
                 let (pass, rest) = input.split_at(self.passing().min(input.len()));
                 out.extend_from_slice(pass);
@@ -130,13 +156,18 @@ impl Rewriter {
             }
             let size = self.partial[3..HEAD_BYTES].iter();
             let size = size.fold(0, |size, byte| size << 8 | usize::from(*byte));
-            match self.partial[0] {
+            let kind = self.partial[0];
+            match kind {
                 METHOD | HEADER if size <= WHOLE_FRAME_BYTES_MAX => {
                     if !self.gather(HEAD_BYTES + size + 1, &mut input) {
                         return;
                     }
                     let frame = Bytes::from(std::mem::take(&mut self.partial));
                     self.frame(&frame, out);
+                }
+                BODY if self.comes_back(size) => {
+                    self.partial.clear();
+                    self.skipping = size + 1;
                 }
                 BODY | HEARTBEAT => {
                     out.append(&mut self.partial);
@@ -163,6 +194,9 @@ impl Rewriter {
     fn frame(&mut self, frame: &Bytes, out: &mut Vec<u8>) {
         let channel = u16::from_be_bytes([frame[1], frame[2]]);
         let payload = frame.slice(HEAD_BYTES..frame.len() - 1);
+        if frame[frame.len() - 1] == END && self.is_return(frame[0], channel, &payload) {
+            return;
+        }
         let rewritten = match frame[0] {
             _ if frame[frame.len() - 1] != END => None,
             METHOD => self.method(channel, &payload),
@@ -178,6 +212,49 @@ impl Rewriter {
                 out.push(END);
             }
         }
+    }
+
+    /// Takes in the beginning of a message that comes back, which the client is not shown: it would
+    /// decode it like a delivery, and hand it to the next confirm, whosever that is.
+    fn is_return(&mut self, kind: u8, channel: u16, payload: &Bytes) -> bool {
+        let mut reader = Reader::new(payload.clone());
+        if kind == METHOD {
+            let is_return =
+                matches!((reader.u16(), reader.u16()), (Ok(a), Ok(b)) if (a, b) == BASIC_RETURN);
+            if is_return {
+                self.returning.insert(channel, None);
+            }
+            return is_return;
+        }
+        let Some(waiting) = self.returning.get_mut(&channel).filter(|left| left.is_none()) else {
+            return false;
+        };
+        // Class and weight come before the size.
+        let size = reader.u16().and_then(|_| reader.u16()).and_then(|_| reader.u64());
+        *waiting = Some(size.unwrap_or(0));
+        if size.unwrap_or(0) == 0 {
+            self.returning.remove(&channel);
+        }
+        let (properties, _) = Properties::read(reader.rest());
+        let mut headers = properties.headers.into_iter();
+        // The last is inboxd's.
+        if let Some((_, Value::Bytes(copy_id))) =
+            headers.rfind(|(name, _)| name.as_ref() == COPY_ID.as_bytes())
+        {
+            self.aside.outbox.give_back(&String::from_utf8_lossy(&copy_id));
+        }
+        true
+    }
+
+    /// The frame that begins in `partial` is of a body that comes back.
+    fn comes_back(&mut self, size: usize) -> bool {
+        let channel = u16::from_be_bytes([self.partial[1], self.partial[2]]);
+        let Some(Some(left)) = self.returning.get_mut(&channel) else { return false };
+        *left = left.saturating_sub(u64::try_from(size).unwrap_or(u64::MAX));
+        if *left == 0 {
+            self.returning.remove(&channel);
+        }
+        true
     }
 
     fn method(&mut self, channel: u16, payload: &Bytes) -> Option<Vec<u8>> {
@@ -218,6 +295,15 @@ impl Rewriter {
                 let version = text(b"version").unwrap_or_default();
                 // Said once in a connection's life.
                 let _ = self.aside.server.set(Server { product, version });
+                None
+            }
+            CONNECTION_BLOCKED => {
+                let reason = String::from_utf8_lossy(&reader.short().ok()?).into_owned();
+                self.aside.outbox.set_blocked(Some(reason));
+                None
+            }
+            CONNECTION_UNBLOCKED => {
+                self.aside.outbox.set_blocked(None);
                 None
             }
             // A reply text is cut at 255 bytes, within a character if that is where they end.
