@@ -218,7 +218,7 @@ pub async fn release(store: &dyn InboxStore, claim: &Claim, attempt_back: bool) 
 
 /// Asks again where a lock was met: beside another call on the same row, a machine that stalls
 /// may make any call wait too long. A lock that stays fails the case.
-async fn patiently<T>(mut call: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
+pub async fn patiently<T>(mut call: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
     for _ in 0..20 {
         match call().await {
             Ok(answer) => return answer,

@@ -45,7 +45,7 @@ async fn parked(context: &Context, key: &InboxKey) -> Vec<ParkedCopy> {
     context.b.parked(key).await.expect("answered")
 }
 
-fn envelope_of_every_kind() -> Envelope {
+pub fn envelope_of_every_kind() -> Envelope {
     let bytes = |bytes: &'static [u8]| Bytes::from_static(bytes);
     Envelope {
         property_id: Some(bytes(b"id \xff")),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use inboxd_contract::{Claim, InboxKey, InboxStore, StoreError};
+use inboxd_contract::{Claim, InboxKey, InboxStore, ParkedSeq, ParkedState, StoreError};
 
 /// In what a store differs from others, as far as cases must know.
 #[derive(Debug, Clone, Copy)]
@@ -84,6 +84,38 @@ pub trait StoreHarness: Send + Sync {
 
     /// A transaction that holds the existing claim row of this key locked.
     async fn lock_claim(&self, key: &InboxKey) -> Box<dyn Guard>;
+
+    /// Makes the due rows of this key due since `age`: sets `due_at` to the database's now less
+    /// `age`, and nothing else.
+    async fn backdate_due(&self, key: &InboxKey, age: Duration) {
+        let _ = (key, age);
+        unimplemented_here("backdate_due")
+    }
+
+    /// Sets `first_at` of all parked rows of this key to the database's now less `age`.
+    async fn backdate_first(&self, key: &InboxKey, age: Duration) {
+        let _ = (key, age);
+        unimplemented_here("backdate_first")
+    }
+
+    /// Makes the entries of the audit about this row as old as `age`.
+    async fn backdate_audit(&self, seq: ParkedSeq, age: Duration) {
+        let _ = (seq, age);
+        unimplemented_here("backdate_audit")
+    }
+
+    /// How many parked rows of this key are in this state.
+    async fn rows_in_state(&self, key: &InboxKey, state: ParkedState) -> u64 {
+        let _ = (key, state);
+        unimplemented_here("rows_in_state")
+    }
+
+    /// A transaction that holds the existing parked rows of this key locked, as another worker
+    /// does while it takes them. Called only with [`StoreTraits::row_locks`].
+    async fn lock_parked(&self, key: &InboxKey) -> Box<dyn Guard> {
+        let _ = key;
+        unimplemented_here("lock_parked")
+    }
 
     /// Holds what a sweep takes so that it runs on one instance at a time. Called only with
     /// [`StoreTraits::sweep_lock`].

@@ -72,7 +72,7 @@ const ALIKE: &[&str] = &[
     "a+b",
 ];
 
-fn keys_alike() -> Vec<InboxKey> {
+pub fn keys_alike() -> Vec<InboxKey> {
     // One scope for all, so that only these endings tell them apart; in front as well, since a
     // trailing space is another matter than a leading one.
     let scope = Uuid::new_v4();

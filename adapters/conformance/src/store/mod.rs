@@ -11,21 +11,29 @@
 //! What it does not do: talk to a database itself.
 
 mod accounting;
+mod arrivals;
+mod blocked;
 mod cancel;
 mod claims;
 mod concurrency;
 mod context;
+mod copies;
 mod dead;
 mod harness;
+mod holding;
 mod identity;
 mod known;
+mod letters;
 mod locks;
 mod migrations;
 mod notes;
+mod parked_locks;
+mod parking;
 mod race;
 mod settle;
 mod stale;
 mod sweep;
+mod taking;
 pub mod zones;
 
 use std::panic::AssertUnwindSafe;
@@ -164,18 +172,120 @@ const CASES: &[Case] = &[
     case!(migrations::newer_database_is_accepted_unless_breaking, if |traits| traits.migrations),
 ];
 
-/// Runs all cases one after the other and prints `conformance store <adapter>: <n> cases`.
+/// The cases of parking: copies, workers, lanes and dead letters in the hands of operators.
+const PARKING_CASES: &[Case] = &[
+    case!(arrivals::copies_keep_every_byte),
+    case!(arrivals::tombstones_and_large_bodies_are_kept_whole),
+    case!(arrivals::order_given_is_the_order_of_the_lane),
+    case!(arrivals::key_twice_in_a_batch_meets_the_first),
+    case!(arrivals::arrival_repeated_finds_its_own_commit),
+    case!(arrivals::processed_message_is_told_and_not_parked),
+    case!(arrivals::dead_letter_of_the_same_position_is_told),
+    case!(arrivals::dead_letter_published_again_gives_way),
+    case!(arrivals::arrivals_are_all_there_or_none),
+    case!(arrivals::claim_of_somebody_is_left_alone),
+    case!(arrivals::ids_compare_by_bytes),
+    case!(arrivals::large_batches_keep_their_order),
+    case!(parking::copy_takes_the_place_of_the_claim),
+    case!(parking::parking_repeated_finds_its_own_commit),
+    case!(parking::message_processed_meanwhile_is_not_parked),
+    case!(parking::stale_token_parks_nothing),
+    case!(parking::dead_letter_gives_way_and_the_copy_is_last_of_its_lane),
+    case!(parking::dead_letter_of_another_content_stays),
+    case!(parking::due_copy_that_came_meanwhile_stays_as_it_is),
+    case!(parking::two_contents_of_one_id_are_taken_one_after_the_other),
+    case!(parking::mixed_batch_answers_each_member),
+    case!(parking::unknown_token_parks_nothing),
+    case!(taking::row_whose_key_is_claimed_is_not_taken),
+    case!(taking::rows_of_others_are_not_taken),
+    case!(taking::due_times_are_by_the_clock_of_the_database),
+    case!(taking::more_that_is_due_is_told),
+    case!(taking::bodies_bound_what_is_taken),
+    case!(taking::head_of_a_lane_goes_first_and_alone),
+    case!(taking::head_that_is_put_off_blocks_its_lane),
+    case!(taking::dead_letter_blocks_its_lane_only_if_it_has_one),
+    case!(taking::run_of_a_lane_comes_in_order),
+    case!(taking::run_of_a_lane_has_no_gap),
+    case!(taking::lanes_are_found_wherever_they_are_begun_with),
+    case!(taking::no_lane_starves_behind_a_long_one),
+    case!(taking::instances_at_once_get_disjoint_rows),
+    case!(taking::one_lane_between_two_instances_keeps_its_order),
+    case!(taking::row_of_a_worker_that_died_is_taken_again),
+    case!(taking::run_of_a_worker_that_died_begins_anew),
+    case!(taking::processed_message_says_so),
+    case!(taking::taking_against_an_open_completion_sees_it),
+    case!(taking::taking_beside_a_completion_has_one_winner),
+    case!(taking::taking_beside_a_direct_completion_is_never_unaware),
+    case!(holding::completion_takes_the_row_along),
+    case!(holding::completion_of_a_processed_message_takes_the_row_along),
+    case!(holding::completions_with_and_without_a_row_go_together),
+    case!(holding::row_put_off_keeps_its_attempts_and_its_place),
+    case!(holding::row_put_off_without_an_attempt_counts_none),
+    case!(holding::many_are_put_off_at_once),
+    case!(holding::row_of_a_processed_message_is_removed),
+    case!(holding::row_becomes_dead_in_place),
+    case!(holding::row_given_back_is_due_still),
+    case!(holding::claim_of_a_taken_row_is_renewed),
+    case!(holding::stale_token_changes_nothing),
+    case!(blocked::copy_of_a_due_row_is_parked),
+    case!(blocked::processed_comes_before_parked),
+    case!(blocked::parked_keeps_the_attempts_of_a_worker_that_died),
+    case!(blocked::batch_answers_each_member),
+    case!(blocked::lane_is_blocked_until_its_rows_are_gone),
+    case!(blocked::other_lanes_are_not_blocked),
+    case!(blocked::claim_that_is_held_meets_a_lane_that_was_blocked_since),
+    case!(blocked::dead_letter_blocks_a_lane_only_if_it_has_one),
+    case!(blocked::claim_beside_parking_sees_it_or_waits),
+    case!(blocked::blocked_delivery_arrives_behind_its_lane),
+    case!(letters::list_tells_everything_but_bodies),
+    case!(letters::each_field_of_the_filter_counts),
+    case!(letters::pages_follow_each_other_by_seq),
+    case!(letters::replayed_letter_is_due_with_attempts_anew),
+    case!(letters::replay_leaves_a_claim_that_is_held),
+    case!(letters::replay_waits_for_its_delay),
+    case!(letters::replay_keeps_the_place_in_the_lane),
+    case!(letters::conflicting_copy_is_replayed_under_an_id_of_its_own),
+    case!(letters::processed_message_is_replayed_only_if_allowed),
+    case!(letters::row_without_a_body_is_not_replayed_but_a_tombstone_is),
+    case!(letters::what_is_not_dead_is_not_replayed),
+    case!(letters::replay_does_not_meet_a_copy_that_is_there),
+    case!(letters::discarded_letter_loses_its_body_and_stays),
+    case!(letters::audit_comes_newest_first_in_pages),
+    case!(letters::due_rows_are_not_swept_and_the_audit_is),
+    case!(letters::due_rows_are_counted),
+    case!(letters::due_row_is_explained),
+    case!(parked_locks::locked_member_of_a_parking_stalls_nobody, if |traits| traits.row_locks),
+    case!(parked_locks::locked_member_of_a_putting_off_stalls_nobody, if |traits| traits.row_locks),
+    case!(parked_locks::locked_claim_row_bounds_every_write),
+    case!(parked_locks::taking_passes_over_locked_rows, if |traits| traits.row_locks),
+    case!(parked_locks::taking_is_not_stalled_by_a_locked_claim, if |traits| traits.row_locks),
+    case!(parked_locks::lane_whose_head_is_locked_waits, if |traits| traits.row_locks),
+];
+
+/// Runs all cases but those of parking, one after the other, and prints `conformance store <adapter>: <n> cases`.
 /// Answers how many ran. `INBOXD_CASE` runs only those whose name contains it.
 ///
 /// # Panics
 /// After all cases have run, if any failed, naming those that did.
 pub async fn run(harness: Arc<dyn StoreHarness>) -> usize {
+    run_cases(harness, "store", CASES).await
+}
+
+/// The same for the cases of parking.
+///
+/// # Panics
+/// After all cases have run, if any failed, naming those that did.
+pub async fn run_parking(harness: Arc<dyn StoreHarness>) -> usize {
+    run_cases(harness, "parking", PARKING_CASES).await
+}
+
+async fn run_cases(harness: Arc<dyn StoreHarness>, suite: &str, cases: &[Case]) -> usize {
     let traits = harness.traits();
     let only = std::env::var("INBOXD_CASE").unwrap_or_default();
     let context = Context::new(Arc::clone(&harness)).await;
     let mut failed = Vec::new();
     let mut ran = 0;
-    for case in CASES {
+    for case in cases {
         if !(case.applies)(&traits) || !case.name.contains(&only) {
             continue;
         }
@@ -187,10 +297,10 @@ pub async fn run(harness: Arc<dyn StoreHarness>) -> usize {
             Ok(Err(panic)) => failed.push(format!("{}: {}", case.name, panic_text(&*panic))),
             Err(_) => failed.push(format!("{}: not done within {CASE_DEADLINE:?}", case.name)),
         }
-        println!("case store {} {} ({:?})", harness.adapter(), case.name, started.elapsed());
+        println!("case {suite} {} {} ({:?})", harness.adapter(), case.name, started.elapsed());
     }
     context.close().await;
-    println!("conformance store {}: {ran} cases", harness.adapter());
+    println!("conformance {suite} {}: {ran} cases", harness.adapter());
     assert!(
         failed.is_empty(),
         "{} of {ran} cases failed on {}:\n{}",
