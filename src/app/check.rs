@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::future::{BoxFuture, FutureExt as _, join_all};
 use inboxd_contract::{Finding, Severity};
 
-use super::{AppError, sources, store};
+use super::{AppError, letters, sources, store};
 use crate::causes::chain;
 use crate::config::{Config, SubscriptionConfig};
 use crate::telemetry::Telemetry;
@@ -51,8 +51,11 @@ pub fn check_start(config: &Config) -> Vec<Checked> {
         .map_err(|error| AppError::Config { key: error.name.clone(), source: error.into() });
     let mut parts = vec![("telemetry".to_owned(), vec![telemetry])];
     for subscription in &config.subscriptions {
-        let results =
-            vec![sources::validate(subscription), sources::http_forwarder(subscription).map(drop)];
+        let results = vec![
+            sources::validate(subscription),
+            sources::http_forwarder(subscription).map(drop),
+            letters::validate(subscription),
+        ];
         parts.push((format!("subscription {}", subscription.settings.name), results));
     }
     parts

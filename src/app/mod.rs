@@ -8,6 +8,7 @@
 
 mod check;
 mod explain;
+mod letters;
 mod operator;
 mod signals;
 mod sources;
@@ -20,7 +21,9 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use futures::stream::{FuturesUnordered, StreamExt as _};
-use inboxd_contract::{ErrorCode, InboxStore, OwnerId, SourceError, StoreError};
+use inboxd_contract::{
+    DeadLetterTarget, ErrorCode, InboxStore, OwnerId, SourceError, StoreError,
+};
 use rand::Rng as _;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -47,8 +50,8 @@ const STOPPING: &str = "told to stop: nothing more is taken, what is in flight e
 const INBOX_ID: &str = "inbox_id";
 const HOST_NAME_BYTES_MAX: usize = 64;
 /// Kept back from the grace period for what comes after the subscriptions.
-const GRACE_MARGIN: Duration = Duration::from_millis(1_500);
-/// For each of the renewals' last call and the database's connections.
+const GRACE_MARGIN: Duration = Duration::from_millis(2_000);
+/// For each of dead letters' targets, the renewals' last call and the database's connections.
 const CLOSE_WITHIN: Duration = Duration::from_millis(500);
 
 type BoxedError = Box<dyn std::error::Error + Send + Sync>;
@@ -242,8 +245,8 @@ async fn consume(
     };
     tell_start(config, &**store, &inbox_id);
     let hub = Hub::start(store.clone(), hub_settings(config), observers.metrics.clone());
-    let subscriptions = match start(config, store, &inbox_id, &hub, observers) {
-        Ok(subscriptions) => Arc::<[Subscription]>::from(subscriptions),
+    let (subscriptions, targets) = match start(config, store, &inbox_id, &hub, observers) {
+        Ok((subscriptions, targets)) => (Arc::<[Subscription]>::from(subscriptions), targets),
         Err(error) => {
             hub.close().await;
             return Err(error);
@@ -261,6 +264,8 @@ async fn consume(
     drain(&subscriptions, grace - GRACE_MARGIN.min(grace / 10)).await;
     asked_drain.abort();
     let _ = (&mut asked_drain).await;
+    // Nobody has a dead letter to publish any more.
+    letters::close(&targets, CLOSE_WITHIN).await;
     if tokio::time::timeout(CLOSE_WITHIN, hub.close()).await.is_err() {
         tracing::debug!("a renewal of leases was cut");
     }
@@ -307,17 +312,27 @@ fn owner() -> OwnerId {
     OwnerId(format!("{host}/{}/{}", std::process::id(), Uuid::new_v4().simple()).into())
 }
 
+/// Subscriptions, and the targets that are closed after them.
+type Started = (Vec<Subscription>, Vec<Arc<dyn DeadLetterTarget>>);
+
 fn start(
     config: &Config,
     store: &Arc<dyn InboxStore>,
     inbox_id: &str,
     hub: &Arc<Hub>,
     observers: &Observers<'_>,
-) -> Result<Vec<Subscription>, AppError> {
+) -> Result<Started, AppError> {
     // All are checked before one begins to consume.
-    let forwarders =
-        config.subscriptions.iter().map(sources::forwarder).collect::<Result<Vec<_>, _>>()?;
-    let started = config.subscriptions.iter().zip(forwarders).map(|(subscription, forwarder)| {
+    let parts = config
+        .subscriptions
+        .iter()
+        .map(|subscription| {
+            Ok((sources::forwarder(subscription)?, letters::target(subscription)?))
+        })
+        .collect::<Result<Vec<_>, AppError>>()?;
+    let targets = parts.iter().filter_map(|(_, target)| target.clone()).collect();
+    let started = config.subscriptions.iter().zip(parts).map(|(subscription, parts)| {
+        let (forwarder, target) = parts;
         let mut settings = subscription.settings.clone();
         settings.body_bytes_max = body_limit(&settings, &**store);
         let name = settings.name.clone();
@@ -329,11 +344,12 @@ fn start(
             settings,
             source,
             forwarder,
+            target,
             observers.metrics.subscription(&name).traced(tracer),
             observers.health.subscription(&name),
         ))
     });
-    started.collect()
+    Ok((started.collect::<Result<_, AppError>>()?, targets))
 }
 
 /// Never above what the database takes beside a row's other columns.

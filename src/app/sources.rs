@@ -247,7 +247,7 @@ fn rabbitmq_config(
     subscription: &SubscriptionConfig,
     config: &crate::config::RabbitMqSourceConfig,
 ) -> inboxd_rabbitmq::RabbitMqConfig {
-    use inboxd_rabbitmq::{ArgumentValue, DeclareOptions, QueueKind, RabbitMqConfig, RabbitMqTls};
+    use inboxd_rabbitmq::{ArgumentValue, DeclareOptions, QueueKind, RabbitMqConfig};
 
     use crate::config::{self, Declare};
 
@@ -256,11 +256,7 @@ fn rabbitmq_config(
     rabbitmq.vhost = config.vhost.clone();
     rabbitmq.user = config.user.clone();
     rabbitmq.password = config.password.clone();
-    rabbitmq.tls = config.tls.as_ref().map(|tls| RabbitMqTls {
-        ca_file: tls.ca_file.clone(),
-        cert_file: tls.cert_file.clone(),
-        key_file: tls.key_file.clone(),
-    });
+    rabbitmq.tls = config.tls.as_ref().map(rabbitmq_tls);
     rabbitmq.heartbeat = config.heartbeat;
     rabbitmq.prefetch = config.prefetch;
     rabbitmq.ordered = config.ordered;
@@ -286,9 +282,18 @@ fn rabbitmq_config(
     rabbitmq
 }
 
+#[cfg(feature = "rabbitmq")]
+pub(super) fn rabbitmq_tls(tls: &crate::config::TlsFiles) -> inboxd_rabbitmq::RabbitMqTls {
+    inboxd_rabbitmq::RabbitMqTls {
+        ca_file: tls.ca_file.clone(),
+        cert_file: tls.cert_file.clone(),
+        key_file: tls.key_file.clone(),
+    }
+}
+
 /// The configuration writes every host with its port, an IPv6 address in brackets.
 #[cfg(feature = "rabbitmq")]
-fn host_and_port(text: &str) -> Option<(String, u16)> {
+pub(super) fn host_and_port(text: &str) -> Option<(String, u16)> {
     let (host, port) = text.rsplit_once(':')?;
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     Some((host.to_owned(), port.parse().ok()?))
