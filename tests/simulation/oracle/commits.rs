@@ -50,7 +50,7 @@ impl MemoryWitness for Oracle {
                     });
                 }
             }
-            MemoryChange::DeadLettered { letter, answer } => {
+            MemoryChange::DeadLettered { letter, answer, .. } => {
                 self.dead_lettered(state, letter, answer)
             }
             MemoryChange::Released { release, answer } => {

@@ -15,28 +15,27 @@ use super::witness::{MemoryChange, MemoryFlaw};
 
 impl Rows {
     pub(super) fn park(&mut self, parking: &Parking) -> Result<Settled, StoreError> {
-        let answer = self.park_one(parking)?;
-        self.tell(MemoryChange::Parked { parking, answer: &answer });
+        let (answer, seq) = self.park_one(parking)?;
+        self.tell(MemoryChange::Parked { parking, answer: &answer, seq });
         Ok(answer)
     }
 
-    fn park_one(&mut self, parking: &Parking) -> Result<Settled, StoreError> {
+    fn park_one(&mut self, parking: &Parking) -> Result<(Settled, Option<ParkedSeq>), StoreError> {
         let Parking { claim, copy } = parking;
         self.admit(&claim.key)?;
         if !self.has(MemoryFlaw::ParkWithoutToken) && !self.holds(&claim.key, claim.token) {
-            return Ok(Settled::Lost(self.look(&claim.key, None)));
+            return Ok((Settled::Lost(self.look(&claim.key, None)), None));
         }
         if !self.has(MemoryFlaw::ParkKeepsClaim) {
             self.claims.remove(&claim.key);
         }
         if self.messages.contains_key(&claim.key) {
-            return Ok(self.already_processed(&claim.key));
+            return Ok((self.already_processed(&claim.key), None));
         }
         self.make_way(&claim.key, copy);
-        if self.copies.same(&claim.key, copy.fingerprint.as_ref()).is_none() {
-            self.insert_copy(&claim.key, copy);
-        }
-        Ok(Settled::Done)
+        let meets = self.copies.same(&claim.key, copy.fingerprint.as_ref()).is_some();
+        let seq = (!meets).then(|| self.insert_copy(&claim.key, copy));
+        Ok((Settled::Done, seq))
     }
 
     /// Removes dead letters of this content.
@@ -45,9 +44,10 @@ impl Rows {
         self.copies.remove_of(key, |row| !row.is_due() && row.agrees(fingerprint));
     }
 
-    fn insert_copy(&mut self, key: &InboxKey, copy: &NewCopy) {
+    fn insert_copy(&mut self, key: &InboxKey, copy: &NewCopy) -> ParkedSeq {
+        let seq = self.copies.next_seq();
         let row = ParkedRow {
-            seq: self.copies.next_seq(),
+            seq,
             key: key.clone(),
             state: ParkedState::Due,
             position: copy.envelope.origin.position(),
@@ -68,6 +68,7 @@ impl Rows {
             parked_at: self.now,
         };
         self.copies.put(row);
+        seq
     }
 
     /// One transaction: all of them, or an error and nothing.
@@ -85,17 +86,18 @@ impl Rows {
         for index in order {
             let arrival = &arrivals[index];
             let look = self.look(&arrival.key, None);
+            let mut seq = None;
             answers[index] = match arrival.resolve(&look) {
                 ArrivalStep::Answer(answer) => answer,
                 step => {
                     if step == ArrivalStep::Replace {
                         self.make_way(&arrival.key, &arrival.copy);
                     }
-                    self.insert_copy(&arrival.key, &arrival.copy);
+                    seq = Some(self.insert_copy(&arrival.key, &arrival.copy));
                     Arrived::Parked
                 }
             };
-            self.tell(MemoryChange::Arrived { arrival, answer: &answers[index] });
+            self.tell(MemoryChange::Arrived { arrival, answer: &answers[index], seq });
         }
         Ok(answers)
     }
@@ -274,7 +276,7 @@ impl Rows {
     }
 
     /// A dead letter takes the place of any row of its content.
-    pub(super) fn write_letter(&mut self, letter: &DeadLetter) {
+    pub(super) fn write_letter(&mut self, letter: &DeadLetter) -> ParkedSeq {
         let existing = self.copies.same(&letter.key, letter.fingerprint.as_ref());
         let existing = existing.map(|row| (row.seq, row.first_at));
         let first_at = self.now - micros(letter.first_ago);
@@ -282,8 +284,9 @@ impl Rows {
         if !letter.body_kept {
             envelope.body = None;
         }
+        let seq = existing.map_or_else(|| self.copies.next_seq(), |(seq, _)| seq);
         let row = ParkedRow {
-            seq: existing.map_or_else(|| self.copies.next_seq(), |(seq, _)| seq),
+            seq,
             key: letter.key.clone(),
             state: ParkedState::Dead,
             position: letter.envelope.origin.position(),
@@ -304,6 +307,7 @@ impl Rows {
             parked_at: self.now,
         };
         self.copies.put(row);
+        seq
     }
 
     /// Since then, on the database's clock.

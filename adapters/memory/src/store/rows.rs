@@ -317,30 +317,32 @@ impl Rows {
     }
 
     pub(super) fn dead_letter(&mut self, letter: &DeadLetter) -> Result<Settled, StoreError> {
-        let answer = self.dead_letter_one(letter)?;
-        self.tell(MemoryChange::DeadLettered { letter, answer: &answer });
+        let (answer, seq) = self.dead_letter_one(letter)?;
+        self.tell(MemoryChange::DeadLettered { letter, answer: &answer, seq });
         Ok(answer)
     }
 
-    fn dead_letter_one(&mut self, letter: &DeadLetter) -> Result<Settled, StoreError> {
+    fn dead_letter_one(
+        &mut self,
+        letter: &DeadLetter,
+    ) -> Result<(Settled, Option<ParkedSeq>), StoreError> {
         if letter.token.is_some() || letter.key.message_id.as_str().len() > MESSAGE_ID_BYTES_MAX {
             self.admit(&letter.key)?;
         }
         if let Some(token) = letter.token {
             let fenced = !self.has(MemoryFlaw::DeadLetterWithoutToken);
             if fenced && !self.holds(&letter.key, token) {
-                return Ok(Settled::Lost(self.look(&letter.key, None)));
+                return Ok((Settled::Lost(self.look(&letter.key, None)), None));
             }
             if let Some(row) = self.copies.same(&letter.key, letter.fingerprint.as_ref()) {
                 self.admit_copy(row.seq)?;
             }
             self.claims.remove(&letter.key);
             if self.messages.contains_key(&letter.key) {
-                return Ok(self.already_processed(&letter.key));
+                return Ok((self.already_processed(&letter.key), None));
             }
         }
-        self.write_letter(letter);
-        Ok(Settled::Done)
+        Ok((Settled::Done, Some(self.write_letter(letter))))
     }
 
     pub(super) fn release(&mut self, release: &Release) -> Result<Settled, StoreError> {

@@ -48,6 +48,8 @@ pub enum MemoryChange<'a> {
         letter: &'a DeadLetter,
         /// What was answered.
         answer: &'a Settled,
+        /// The row that was written.
+        seq: Option<ParkedSeq>,
     },
     /// A claim was given up.
     Released {
@@ -62,6 +64,8 @@ pub enum MemoryChange<'a> {
         parking: &'a Parking,
         /// What was answered.
         answer: &'a Settled,
+        /// The row that was written.
+        seq: Option<ParkedSeq>,
     },
     /// A message that nobody had claimed was to be parked.
     Arrived {
@@ -69,6 +73,8 @@ pub enum MemoryChange<'a> {
         arrival: &'a Arrival,
         /// What was answered.
         answer: &'a Arrived,
+        /// The row that was written.
+        seq: Option<ParkedSeq>,
     },
     /// A due row was taken.
     Taken {
