@@ -339,10 +339,11 @@ async fn reschedule_in(
             r.seq.0,
             r.claim.key.consumer_id.as_str(),
             r.claim.key.message_id.as_str(),
-            attempts,
+            attempts.saturating_sub(u32::from(r.attempt_back)),
             millis(r.delay),
             r.last_status,
             r.last_error,
+            r.attempt_back,
         ])
     });
     let later: Vec<Value> = later.collect();

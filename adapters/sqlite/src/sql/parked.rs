@@ -36,7 +36,8 @@ pub(crate) struct ParkedSql {
     pub(crate) take: Statement,
     /// `[seq, token]`: columns of a row, and token, attempts of the claim, processed, fingerprint.
     pub(crate) taken: Statement,
-    /// `[seq, consumer, message, attempts, delay in ms, status, error]`.
+    /// `[seq, consumer, message, attempts, delay in ms, status, error, status and error
+    /// stay]`.
     pub(crate) reschedule: Statement,
     /// `[seq, consumer, message]`.
     pub(crate) drop_due: Statement,
@@ -212,8 +213,8 @@ const RESCHEDULE: &str = "
 UPDATE {p}inbox_parked AS p SET
     attempts = max(p.attempts, j.value ->> 3),
     due_at = {now} + (j.value ->> 4),
-    last_status = j.value ->> 5,
-    last_error = j.value ->> 6
+    last_status = CASE WHEN j.value ->> 7 THEN p.last_status ELSE j.value ->> 5 END,
+    last_error = CASE WHEN j.value ->> 7 THEN p.last_error ELSE j.value ->> 6 END
 FROM json_each(?1) AS j
 WHERE p.seq = j.value ->> 0 AND p.state = 'due'
     AND p.consumer_id = j.value ->> 1 AND p.message_id = j.value ->> 2";

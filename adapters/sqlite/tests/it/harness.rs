@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use inboxd_conformance::store::{FreshDatabase, Guard, Row, StoreHarness, StoreTraits};
-use inboxd_contract::{Claim, InboxKey, InboxStore, StoreError};
+use inboxd_contract::{Claim, InboxKey, InboxStore, ParkedSeq, ParkedState, StoreError};
 use inboxd_sqlite::{SqliteConfig, SqliteStore};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{AssertSqlSafe, Connection, Row as _};
@@ -167,6 +167,42 @@ impl StoreHarness for SqliteHarness {
     async fn lock_claim(&self, key: &InboxKey) -> Box<dyn Guard> {
         let touch = format!("UPDATE inbox_claims SET attempts = attempts WHERE {KEY}");
         self.open_transaction(&[touch], key).await
+    }
+
+    async fn backdate_due(&self, key: &InboxKey, age: Duration) {
+        let age = age.as_millis();
+        let sql =
+            format!("UPDATE inbox_parked SET due_at = {NOW} - {age} WHERE {KEY} AND state = 'due'");
+        self.with_key(sql, key).await;
+    }
+
+    async fn backdate_first(&self, key: &InboxKey, age: Duration) {
+        let age = age.as_millis();
+        let sql = format!("UPDATE inbox_parked SET first_at = {NOW} - {age} WHERE {KEY}");
+        self.with_key(sql, key).await;
+    }
+
+    async fn backdate_audit(&self, seq: ParkedSeq, age: Duration) {
+        let mut connection = connect(&self.path()).await;
+        let age = age.as_millis();
+        let sql = format!("UPDATE inbox_audit SET acted_at = {NOW} - {age} WHERE seq = ?1");
+        let done = sqlx::query(AssertSqlSafe(sql)).bind(seq.0).execute(&mut connection).await;
+        assert!(done.expect("a statement of the test").rows_affected() > 0, "no such entry");
+        connection.close().await.expect("closed");
+    }
+
+    async fn rows_in_state(&self, key: &InboxKey, state: ParkedState) -> u64 {
+        let mut connection = connect(&self.path()).await;
+        let sql = format!("SELECT count(*) FROM inbox_parked WHERE {KEY} AND state = ?3");
+        let row = sqlx::query(AssertSqlSafe(sql))
+            .bind(key.consumer_id.as_str())
+            .bind(key.message_id.as_str())
+            .bind(state.as_str())
+            .fetch_one(&mut connection)
+            .await
+            .expect("counted");
+        connection.close().await.expect("closed");
+        row.get(0)
     }
 
     async fn fresh_database(&self) -> Box<dyn FreshDatabase> {

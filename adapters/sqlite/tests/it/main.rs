@@ -3,6 +3,7 @@
 mod contention;
 mod harness;
 mod lifecycle;
+mod parking;
 mod statements;
 mod zones;
 
@@ -14,4 +15,10 @@ use harness::SqliteHarness;
 async fn store_conformance() {
     let harness = Arc::new(SqliteHarness::new().await);
     inboxd_conformance::store::run(harness).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parking_conformance() {
+    let harness = Arc::new(SqliteHarness::new().await);
+    inboxd_conformance::store::run_parking(harness).await;
 }
