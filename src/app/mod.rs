@@ -7,6 +7,7 @@
 //! What it does not do: decide anything about a message.
 
 mod check;
+mod dead_letters;
 mod explain;
 mod letters;
 mod operator;
@@ -172,21 +173,13 @@ pub async fn run(config: Config) -> Result<(), AppError> {
 /// Creates or updates the tables.
 ///
 /// # Errors
-/// A database that refuses it, or that is not there for a minute.
+/// A database that refuses it, that cannot be reached for a minute, or where it takes too long.
 pub async fn migrate(config: Config) -> Result<(), AppError> {
     let signals = Signals::listen().map_err(AppError::Signals)?;
-    let database = HealthRegistry::new(config.stale_after).dependency("database");
-    let migration = store::open(&config.database, config.lease, &database);
     let store = tokio::select! {
         biased;
         () = signals.first() => return Ok(()),
-        store = tokio::time::timeout(store::MIGRATE_WITHIN, migration) => match store {
-            Ok(store) => store?,
-            Err(_) => return Err(AppError::Store(StoreError::transient(format!(
-                "the database did not answer within {:?}; is it running, and is the URL right?",
-                store::MIGRATE_WITHIN
-            )))),
-        },
+        store = store::open_soon(&config.database, config.lease) => store?,
     };
     tracing::info!("the tables are up to date: {}", store.describe());
     store.close().await;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use inboxd_contract::{Finding, InboxStore, StoreError};
+use inboxd_contract::{Finding, InboxStore, MIGRATE_MAX, StoreError};
 use rand::Rng as _;
+use tokio::time::Instant;
 
 use super::check::unusable;
 use super::{AppError, INBOX_ID};
@@ -12,8 +13,8 @@ use crate::admin::Dependency;
 use crate::causes::chain;
 use crate::config::{DatabaseConfig, DatabaseUrl};
 
-/// How long `inboxd migrate` waits for a database.
-pub(super) const MIGRATE_WITHIN: Duration = Duration::from_secs(60);
+/// How long `inboxd migrate` tries to reach a database; one that is reached has [`MIGRATE_MAX`].
+const REACHED_WITHIN: Duration = Duration::from_secs(60);
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
@@ -37,6 +38,31 @@ pub(super) async fn open(
                 database.fail(code, &reason);
             }
             Err(error) => return Err(error),
+        }
+        wait = pause(wait).await;
+    }
+}
+
+/// The same for a command, whose user waits: where the database cannot be reached for a minute, the
+/// reason is the answer.
+pub(super) async fn open_soon(
+    config: &DatabaseConfig,
+    lease: Duration,
+) -> Result<Arc<dyn InboxStore>, AppError> {
+    let last = Instant::now() + REACHED_WITHIN;
+    let mut wait = RETRY_FIRST;
+    loop {
+        let opened = tokio::time::timeout(MIGRATE_MAX, try_open(config, lease)).await;
+        match opened {
+            Err(_) => {
+                let what = format!("the tables were not up to date within {MIGRATE_MAX:?}");
+                return Err(AppError::Store(StoreError::transient(what)));
+            }
+            Ok(Err(AppError::Store(error))) if error.is_transient() && Instant::now() < last => {
+                let reason = chain(&error);
+                tracing::warn!(code = %error.code(), reason, "the inbox cannot be opened yet; trying again");
+            }
+            Ok(opened) => return opened,
         }
         wait = pause(wait).await;
     }

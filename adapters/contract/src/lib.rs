@@ -49,8 +49,8 @@ pub use source::{
 pub use store::{
     Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadRow,
     EXPLAINED_COPIES_MAX, ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, Hold,
-    InboxStore, Look, MessageRecord, Notes, OwnerId, Release, Settled, StoreLimits, StoreStats,
-    SweepPolicy, SweepReport, Token,
+    InboxStore, Look, MIGRATE_MAX, MessageRecord, Notes, OwnerId, Release, Settled, StoreLimits,
+    StoreStats, SweepPolicy, SweepReport, Token,
 };
 pub use stored::StoredEnvelopeError;
 pub use trace::{is_valid_traceparent, is_valid_tracestate};

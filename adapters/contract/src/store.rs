@@ -257,6 +257,9 @@ pub struct Explanation {
     pub copies_total: u64,
 }
 
+/// How long bringing the tables up to date may take, the wait for a replica that does it included.
+pub const MIGRATE_MAX: Duration = Duration::from_secs(300);
+
 /// Parked rows that an explanation has at most: a key may have any number of them.
 pub const EXPLAINED_COPIES_MAX: usize = 20;
 

@@ -1,8 +1,6 @@
 //! Migrations: append-only, in one transaction, one replica at a time.
 
-use std::time::Duration;
-
-use inboxd_contract::{ErrorCode, Fingerprint, StoreError};
+use inboxd_contract::{ErrorCode, Fingerprint, MIGRATE_MAX, StoreError};
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Postgres, Row, SqlSafeStr};
@@ -26,9 +24,6 @@ const MIGRATIONS: &[Migration] = &[Migration {
     sql: include_str!("../../../migrations/postgres/0001_inbox.sql"),
     breaking: true,
 }];
-
-/// Longer than the wait for another replica's migration.
-const MIGRATE_MAX: Duration = Duration::from_secs(300);
 
 struct Applied {
     version: i32,
