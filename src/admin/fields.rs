@@ -103,6 +103,18 @@ impl Given {
         given.complete(fields)
     }
 
+    /// Of a segment of a path, decoded.
+    pub(super) fn of_path(field: &Field, decoded: Vec<u8>) -> Result<Self, Problem> {
+        let read = match field.kind {
+            Kind::Id { most } => id(field, decoded, most)?,
+            _ => {
+                let text = String::from_utf8(decoded);
+                read_text(field, &text.map_err(|_| bad(field.name, "it is no UTF-8"))?)?
+            }
+        };
+        Ok(Self(BTreeMap::from([(field.name, read)])))
+    }
+
     /// Of a body, which is a JSON object.
     pub(super) fn of_json(fields: &[Field], body: &[u8]) -> Result<Self, Problem> {
         let members: Members = serde_json::from_slice(body)
@@ -280,9 +292,9 @@ fn read_text(field: &Field, text: &str) -> Result<Read, Problem> {
             "false" => Ok(Read::Flag(false)),
             _ => Err(bad(name, "it is true or false")),
         },
-        Kind::Time => parse_time(text).map(Read::Time).ok_or_else(|| {
-            bad(name, "it is no time of RFC 3339, such as 2026-01-31T22:00:00Z")
-        }),
+        Kind::Time => parse_time(text)
+            .map(Read::Time)
+            .ok_or_else(|| bad(name, "it is no time of RFC 3339, such as 2026-01-31T22:00:00Z")),
         Kind::Duration => duration(text).map(Read::Duration).ok_or_else(|| {
             bad(name, "it is a whole number with its unit: ms, s, m or h, such as 20s")
         }),
@@ -334,9 +346,7 @@ fn words(name: &str, text: &str, most: usize) -> Result<Read, Problem> {
 fn id(field: &Field, bytes: Vec<u8>, most: usize) -> Result<Read, Problem> {
     match String::from_utf8_lossy(&bytes).chars().count() {
         0 => Err(bad(field.name, "it is empty")),
-        count if count > most => {
-            Err(bad(field.name, format!("it has at most {most} characters")))
-        }
+        count if count > most => Err(bad(field.name, format!("it has at most {most} characters"))),
         _ => Ok(Read::Bytes(bytes)),
     }
 }
@@ -458,9 +468,8 @@ mod tests {
     #[test]
     fn times_have_their_offset_and_their_bounds() {
         let seconds = |text: &str| {
-            parse_time(text).map(|time| {
-                time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs()
-            })
+            parse_time(text)
+                .map(|time| time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs())
         };
         assert_eq!(seconds("1970-01-02T00:00:00+02:00"), Some(22 * 3_600));
         assert_eq!(seconds("0001-01-01T00:00:00Z"), Some(0));

@@ -16,10 +16,11 @@ use axum::response::{IntoResponse as _, Response};
 use secrecy::{ExposeSecret as _, SecretString};
 use sha2::{Digest as _, Sha256};
 
+use super::api::too_large;
 use super::problem::Problem;
 
 /// No request has a use for more.
-const BODY_BYTES_MAX: u64 = 64 * 1024;
+pub(super) const BODY_BYTES_MAX: usize = 64 * 1024;
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// The rules of one listener.
@@ -124,10 +125,9 @@ fn check_body(headers: &HeaderMap) -> Result<(), Problem> {
     // A length that is no number never comes here: it cannot be framed.
     if length
         .and_then(|length| length.parse().ok())
-        .is_some_and(|bytes: u64| bytes > BODY_BYTES_MAX)
+        .is_some_and(|bytes: u64| bytes > BODY_BYTES_MAX as u64)
     {
-        let detail = format!("a request has at most {BODY_BYTES_MAX} bytes of body");
-        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", detail));
+        return Err(too_large());
     }
     Ok(())
 }

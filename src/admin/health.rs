@@ -17,6 +17,7 @@ use std::time::Duration;
 use inboxd_contract::{ErrorCode, SourcePhase, SourceStatus};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
+use utoipa::ToSchema;
 
 /// What the process knows of its own health. Cheap to clone: all clones are one registry.
 #[derive(Clone)]
@@ -36,7 +37,7 @@ struct Inner {
 }
 
 /// Where one dependency stands.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DependencyState {
     /// It can be used now.
     pub ready: bool,
@@ -256,6 +257,17 @@ impl SubscriptionHealth {
         match reason {
             Some((code, reason)) => self.subscription.fail(code, &format!("paused: {reason}")),
             None => self.subscription.set(true, ""),
+        }
+    }
+
+    /// Why dead letters cannot be published now; `None` when they are again.
+    pub fn set_dead_letters(&self, trouble: Option<(ErrorCode, &str)>) {
+        let Dependency { registry, name } = &self.subscription;
+        let name = name.strip_prefix("subscription:").unwrap_or(name);
+        let letters = registry.dependency(format!("dead-letters:{name}"));
+        match trouble {
+            Some((code, reason)) => letters.fail(code, reason),
+            None => letters.set(true, ""),
         }
     }
 

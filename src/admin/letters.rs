@@ -488,6 +488,13 @@ pub enum LettersError {
     Inbox(String),
 }
 
+impl LettersError {
+    /// What was asked makes no sense, for this field.
+    pub fn asked(field: &'static str, why: impl Into<String>) -> Self {
+        Self::Asked { field, why: why.into() }
+    }
+}
+
 /// The reasons of dead letters, as they are stored.
 pub fn dead_reasons() -> Vec<&'static str> {
     DeadReason::iter().map(|reason| CopyReason::Dead(reason).as_str()).collect()

@@ -10,13 +10,14 @@ use inboxd_contract::{
     OwnerId, decode_percent,
 };
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::words;
 use crate::engine::{Flight, Stage};
 use crate::telemetry::TraceIds;
 
 /// The answer about one message.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MessageReport {
     /// The id as it was asked for.
     pub asked: String,
@@ -35,7 +36,7 @@ impl MessageReport {
 }
 
 /// How the id that was asked for was read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ReadAs {
     /// As the publisher set it.
@@ -49,7 +50,7 @@ pub enum ReadAs {
 }
 
 /// Where a message stands, in one word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// Its row exists.
@@ -67,7 +68,7 @@ pub enum State {
 }
 
 /// What one consumer id knows of it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConsumerReport {
     /// Which.
     pub consumer_id: String,
@@ -99,7 +100,7 @@ pub struct ConsumerReport {
 }
 
 /// The row of a processed message.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Processed {
     /// How long ago, by the database's clock.
     pub ago_ms: u64,
@@ -123,7 +124,7 @@ pub struct Processed {
 }
 
 /// A claim.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Claim {
     /// Host, process id and life of who took it.
     pub owner: String,
@@ -137,7 +138,7 @@ pub struct Claim {
 }
 
 /// A dead letter.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeadCopy {
     /// Why: `refused`, `id_conflict`, `unidentified`, `unrouted`, `body_too_large`.
     pub reason: String,
@@ -177,7 +178,7 @@ pub struct DeadCopy {
 }
 
 /// A delivery that the answering process has in hand.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InFlight {
     /// Through which subscription.
     pub subscription: String,
@@ -346,6 +347,8 @@ impl InFlight {
             Stage::Busy { .. } => "busy",
             Stage::Callback => "callback",
             Stage::Backoff { .. } => "backoff",
+            Stage::LaneBlocked { .. } => "lane_blocked",
+            Stage::Publish => "publish",
             Stage::Record => "record",
         };
         Self {

@@ -7,6 +7,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
 
@@ -32,6 +33,33 @@ impl Problem {
         }
         self
     }
+
+    /// A further member.
+    #[cfg(test)]
+    pub(super) fn member(&self, name: &str) -> Option<&Value> {
+        self.more.get(name)
+    }
+}
+
+/// The members that every problem has; some have more. For the document alone.
+#[derive(ToSchema)]
+#[schema(as = Problem)]
+#[allow(dead_code)]
+pub(super) struct ProblemDocument {
+    /// `urn:inboxd:problem:` and the code.
+    r#type: String,
+    /// Of the status.
+    title: String,
+    /// The HTTP status.
+    #[schema(minimum = 400, maximum = 599)]
+    status: u16,
+    /// Stable.
+    #[schema(pattern = "^[a-z_]+$")]
+    code: String,
+    /// What, and what to do, for a person.
+    detail: String,
+    /// The field that it is about, where it is about one.
+    field: Option<String>,
 }
 
 impl IntoResponse for Problem {

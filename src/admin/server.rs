@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Json, Router, middleware};
+use axum::{Extension, Json, Router, middleware};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -24,10 +24,12 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::api::{self, Operator};
+use super::api::{Api, Peer};
 use super::guard::{Guard, guard};
 use super::health::HealthRegistry;
+use super::operator::Operator;
 use super::problem::Problem;
+use super::routes;
 use crate::telemetry::Metrics;
 
 /// How long answers under way may take once the listener closes.
@@ -129,15 +131,16 @@ async fn serve(listener: TcpListener, router: Router, longest: Duration, stop: C
             () = stop.cancelled() => break,
             accepted = accepted => accepted,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::debug!(%error, "a connection was not accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        let (router, stop, cut) = (router.clone(), stop.clone(), cut.clone());
+        let (stop, cut) = (stop.clone(), cut.clone());
+        let router = router.clone().layer(Extension(Peer(peer)));
         connections.spawn(async move {
             tokio::select! {
                 () = cut.cancelled() => {}
@@ -181,16 +184,22 @@ fn router(endpoints: Endpoints, operator: Option<Arc<dyn Operator>>, rules: Guar
         .route("/metrics", get(metrics))
         .with_state(endpoints);
     let router = match operator {
-        Some(operator) => probes.merge(api::router(operator)),
+        Some(operator) => probes.merge(routes::router(Api::new(operator))),
         None => probes,
     };
     router
         .fallback(async || Problem::new(StatusCode::NOT_FOUND, "no_such_path", "nothing is here"))
-        .method_not_allowed_fallback(async || {
-            let detail = "the path is right, the method is not";
-            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", detail)
-        })
+        .method_not_allowed_fallback(other_method)
         .layer(middleware::from_fn_with_state(rules, guard))
+}
+
+/// `Allow` is put there by the router.
+async fn other_method(method: Method) -> Response {
+    if method == Method::OPTIONS {
+        return StatusCode::NO_CONTENT.into_response();
+    }
+    let detail = "the path is right, the method is not: Allow says which are";
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", detail).into_response()
 }
 
 async fn livez(State(endpoints): State<Endpoints>) -> Response {

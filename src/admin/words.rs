@@ -96,6 +96,14 @@ pub fn waits(flight: &Flight, claim: Option<&ExplainedClaim>) -> String {
             span(delay.saturating_sub(flight.in_stage)),
             flight.last.as_deref().unwrap_or("nothing"),
         ),
+        Stage::LaneBlocked { again_in } => format!(
+            "waiting for {since} behind a parked message of its lane (`on_blocked_lane` is halt); \
+             looked at again every {}",
+            span(again_in)
+        ),
+        Stage::Publish => {
+            format!("waiting for {since} for the broker to confirm its dead letter")
+        }
         Stage::Record => format!("waiting for {since} for the database to record what came of it"),
     }
 }

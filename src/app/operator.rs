@@ -17,22 +17,27 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures::future::join_all;
-use inboxd_contract::{ConsumerId, InboxStore, MessageId, OwnerId, SourcePhase};
+use inboxd_contract::{Actor, ConsumerId, InboxStore, MessageId, OwnerId, SourcePhase};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::dead_letters::DeadLetters;
 use super::explain::{self, Target};
 use crate::admin::{
-    self, Answering, DatabaseStatus, DependencyState, DrainAnswer, ExplainError, HealthRegistry,
-    MessageReport, Readiness, RunningMessage, Status, SubscriptionStatus, Which,
+    self, Answering, AuditPage, Change, ChangeError, DatabaseStatus, DependencyState,
+    DiscardAnswer, DiscardAsk, DrainAnswer, ExplainError, HealthRegistry, LetterWhole,
+    LettersError, MessageReport, ParkedAsk, ParkedPage, Readiness, ReplayAnswer, ReplayAsk,
+    RunningMessage, Status, SubscriptionStatus, Which,
 };
 use crate::config::Config;
 use crate::engine::{Flight, Subscription};
 
 const DRAINING: &str = "draining on request: nothing more is taken, what is in flight ends";
 const DRAINED: &str = "drained on request: nothing is taken until the process is started again";
+const NOT_OPEN: &str = "the database is not open yet; /readyz says why";
 /// Messages told of each subscription that does not end.
 const OLDEST_TOLD: usize = 5;
 
@@ -133,6 +138,13 @@ impl Operator {
         .collect()
     }
 
+    fn dead_letters(&self) -> Result<DeadLetters<'_>, LettersError> {
+        match self.store.get() {
+            Some(store) => Ok(DeadLetters::of(&**store)),
+            None => Err(LettersError::Inbox(NOT_OPEN.to_owned())),
+        }
+    }
+
     fn phase(&self, readiness: &Readiness) -> &'static str {
         match () {
             () if *self.drained.borrow() => "drained",
@@ -175,6 +187,7 @@ impl Operator {
                 .collect(),
             in_flight: subscription.map_or(0, Subscription::in_flight),
             reconnects: source.map_or(0, |source| source.reconnects),
+            callback: None,
         }
     }
 }
@@ -184,9 +197,7 @@ impl admin::Operator for Operator {
     async fn explain(&self, asked: &[u8], which: Which) -> Result<MessageReport, ExplainError> {
         let targets = explain::targets(&self.consumers, &which)?;
         let Some(store) = self.store.get() else {
-            return Err(ExplainError::Inbox(
-                "the database is not open yet; /readyz says why".to_owned(),
-            ));
+            return Err(ExplainError::Inbox(NOT_OPEN.to_owned()));
         };
         let answering = Answering {
             owner: self.running.get().map(|running| &running.owner),
@@ -249,6 +260,57 @@ impl admin::Operator for Operator {
             },
             subscriptions,
         }
+    }
+
+    fn change(
+        &self,
+        name: &str,
+        change: Change,
+        actor: &Actor,
+    ) -> Result<SubscriptionStatus, ChangeError> {
+        let Some((name, consumer_id)) = self.consumers.iter().find(|(known, _)| known == name)
+        else {
+            let known: Vec<_> = self.consumers.iter().map(|(name, _)| name.as_str()).collect();
+            let known = known.join(", ");
+            return Err(ChangeError::Unknown { name: name.to_owned(), known });
+        };
+        let subscription = self.subscriptions().iter().find(|running| running.name() == name);
+        let subscription = subscription.filter(|subscription| !subscription.is_closed());
+        let Some(subscription) = subscription else {
+            let why =
+                format!("subscription {name} has not begun yet, or has ended: /readyz says why");
+            return Err(ChangeError::NotRunning(why));
+        };
+        let _ = (subscription, change, actor);
+        Ok(self.subscription_status(name, consumer_id, &self.health.readiness()))
+    }
+
+    async fn parked(&self, ask: &ParkedAsk) -> Result<ParkedPage, LettersError> {
+        self.dead_letters()?.list(ask).await
+    }
+
+    async fn letter(&self, seq: i64) -> Result<Option<LetterWhole>, LettersError> {
+        self.dead_letters()?.show(seq).await
+    }
+
+    async fn letter_body(&self, seq: i64) -> Result<Option<Option<Bytes>>, LettersError> {
+        self.dead_letters()?.body(seq).await
+    }
+
+    async fn replay(&self, ask: &ReplayAsk, actor: &Actor) -> Result<ReplayAnswer, LettersError> {
+        self.dead_letters()?.replay(ask, actor).await
+    }
+
+    async fn discard(
+        &self,
+        ask: &DiscardAsk,
+        actor: &Actor,
+    ) -> Result<DiscardAnswer, LettersError> {
+        self.dead_letters()?.discard(ask, actor).await
+    }
+
+    async fn audit(&self, before: Option<i64>, limit: u32) -> Result<AuditPage, LettersError> {
+        self.dead_letters()?.audit(before, limit).await
     }
 }
 
