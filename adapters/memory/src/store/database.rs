@@ -157,10 +157,10 @@ impl MemoryDatabase {
         rows.copies.all().filter(|row| row.is_due()).map(|row| row.key.clone()).collect()
     }
 
-    /// Makes the key's due rows due so long from now. True if there are any.
-    pub fn set_due(&self, key: &InboxKey, delay: Duration) -> bool {
+    /// Makes the key's due rows due since `age`. True if there are any.
+    pub fn backdate_due(&self, key: &InboxKey, age: Duration) -> bool {
         self.change_copies(key, |row, now| {
-            row.due_at = now + micros(delay);
+            row.due_at = now - micros(age);
             row.is_due()
         })
     }

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use inboxd_conformance::store::{Guard, Row, StoreHarness, StoreTraits};
 use inboxd_contract::{
     Claim, ClaimAnswer, ClaimRequest, Completion, ConsumerId, InboxKey, InboxStore, MessageId,
-    MessageRecord, OwnerId, Settled, StoreError, Token,
+    MessageRecord, OwnerId, ParkedSeq, ParkedState, Settled, StoreError, Token,
 };
 use inboxd_memory::{
     FaultPoint, MemoryDatabase, MemoryLock, MemoryStore, MemoryTable, ScriptedFaults, StoreCall,
@@ -77,6 +77,26 @@ impl StoreHarness for Harness {
         Box::new(Open(self.0.lock_claim(key)))
     }
 
+    async fn backdate_due(&self, key: &InboxKey, age: Duration) {
+        self.0.backdate_due(key, age);
+    }
+
+    async fn backdate_first(&self, key: &InboxKey, age: Duration) {
+        self.0.set_first_ago(key, age);
+    }
+
+    async fn backdate_audit(&self, seq: ParkedSeq, age: Duration) {
+        self.0.backdate_audit(seq, age);
+    }
+
+    async fn rows_in_state(&self, key: &InboxKey, state: ParkedState) -> u64 {
+        self.0.rows_in_state(key, state) as u64
+    }
+
+    async fn lock_parked(&self, key: &InboxKey) -> Box<dyn Guard> {
+        Box::new(Open(self.0.lock_parked(key)))
+    }
+
     async fn hold_sweep_lock(&self) -> Box<dyn Guard> {
         Box::new(Open(self.0.lock_sweep()))
     }
@@ -85,6 +105,11 @@ impl StoreHarness for Harness {
 #[tokio::test(start_paused = true)]
 async fn store_conforms() {
     inboxd_conformance::store::run(Arc::new(Harness(MemoryDatabase::new()))).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parking_conforms() {
+    inboxd_conformance::store::run_parking(Arc::new(Harness(MemoryDatabase::new()))).await;
 }
 
 const LEASE: Duration = Duration::from_secs(15);
