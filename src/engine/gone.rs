@@ -45,6 +45,16 @@ impl Endpoints {
         Self::of(paths.len())
     }
 
+    /// Paths that messages can go to.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Every one of them said 410 last.
+    pub(super) fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
     fn of(count: usize) -> Self {
         Self { count, paths: Vec::new(), is_paused: false, told: None, end_is_owed: false }
     }

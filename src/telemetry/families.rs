@@ -11,6 +11,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use strum::IntoEnumIterator as _;
 
+use super::callback::CallbackFamilies;
 use super::metrics::StoreCall;
 
 pub(super) type Labels<const N: usize> = [(&'static str, String); N];
@@ -62,8 +63,12 @@ pub(super) struct Families {
     pub(super) unidentified_held: Gauges<1>,
     pub(super) lane_waiting: Gauges<1>,
     pub(super) id_conflicts: Counters<1>,
+    pub(super) parked_settled: Counters<2>,
+    pub(super) letters_published: Counters<1>,
+    pub(super) letters_waiting: Gauges<1>,
     pub(super) panics: Counters<1>,
     pub(super) paused: Gauges<1>,
+    pub(super) callback: CallbackFamilies,
     pub(super) source_phase: Gauges<2>,
     pub(super) reconnects: Counters<1>,
     pub(super) partition_lag: Gauges<2>,
@@ -107,8 +112,12 @@ impl Families {
             unidentified_held: Family::default(),
             lane_waiting: Family::default(),
             id_conflicts: Family::default(),
+            parked_settled: Family::default(),
+            letters_published: Family::default(),
+            letters_waiting: Family::default(),
             panics: Family::default(),
             paused: Family::default(),
+            callback: CallbackFamilies::default(),
             source_phase: Family::default(),
             reconnects: Family::default(),
             partition_lag: Family::default(),
@@ -141,6 +150,7 @@ impl Families {
 
     pub(super) fn register(&self, registry: &mut Registry) {
         self.register_deliveries(registry);
+        self.callback.register(registry);
         self.register_source(registry);
         self.register_store(registry);
         self.register_process(registry);
@@ -209,7 +219,7 @@ impl Families {
         );
         to.register(
             "held_deliveries",
-            "Deliveries that are tried for longer than hold_max and cannot go back to the broker",
+            "Deliveries held for longer than hold_max because their lane halts",
             self.held.clone(),
         );
         to.register(
@@ -226,6 +236,21 @@ impl Families {
             "id_conflicts",
             "Deliveries with a known message id and other content",
             self.id_conflicts.clone(),
+        );
+        to.register(
+            "parked_settled",
+            "What became of parked messages that were taken, by result",
+            self.parked_settled.clone(),
+        );
+        to.register(
+            "dead_letters_published",
+            "Dead letters that the broker has confirmed and routed",
+            self.letters_published.clone(),
+        );
+        to.register(
+            "dead_letters_waiting",
+            "Dead letters that wait for the broker to take them; meanwhile nothing is taken",
+            self.letters_waiting.clone(),
         );
         to.register(
             "attempt_panics",

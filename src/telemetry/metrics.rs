@@ -41,6 +41,16 @@ pub enum StoreCall {
     Release,
     /// Looks without claiming.
     Look,
+    /// Parks messages.
+    Park,
+    /// Stores messages as they arrive.
+    Arrive,
+    /// Takes due messages.
+    TakeDue,
+    /// Puts parked messages off.
+    Reschedule,
+    /// Removes parked copies of what is processed.
+    Unpark,
 }
 
 /// The process's metrics. Cheap to clone: all clones are one registry.

@@ -1,5 +1,6 @@
 //! What the process says about itself: metrics, traces and log lines.
 
+mod callback;
 mod families;
 mod log;
 mod metrics;
@@ -7,9 +8,10 @@ mod otlp;
 mod subscription;
 mod trace;
 
+pub use callback::CallbackMetrics;
 pub use log::{LogError, LogFormat, LogSettings, init_log};
 pub use metrics::{METRICS_CONTENT_TYPE, Metrics, StoreCall};
 pub use otlp::{Telemetry, TelemetryError};
-pub use subscription::SubscriptionMetrics;
+pub use subscription::{ParkedResult, SubscriptionMetrics};
 pub(crate) use trace::bounded;
 pub use trace::{AttemptTrace, DeliveryTrace, Described, SubscriptionTracer, TraceIds};

@@ -11,8 +11,9 @@ use inboxd_contract::{
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use strum::IntoEnumIterator;
+use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
 
+use super::callback::CallbackMetrics;
 use super::families::{Counters, Families, Labels};
 use super::trace::{DeliveryTrace, SubscriptionTracer};
 
@@ -26,6 +27,30 @@ const PHASES: [(SourcePhase, &str); 5] = [
     (SourcePhase::Failing, "failing"),
     (SourcePhase::Closed, "closed"),
 ];
+
+/// What became of a parked message that was taken: label `result`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum ParkedResult {
+    /// Forwarded, accepted, and its row committed.
+    Processed,
+    /// The application asked to drop it.
+    Dropped,
+    /// No route leads anywhere any more, and such messages are ignored.
+    Unrouted,
+    /// It was processed meanwhile.
+    Duplicate,
+    /// It was processed meanwhile with another content.
+    IdConflict,
+    /// Kept as a dead letter.
+    DeadLettered,
+    /// Due again later.
+    Rescheduled,
+    /// Given back: nothing may start.
+    Released,
+    /// The claim was taken over before the result was recorded.
+    ClaimLost,
+}
 
 /// The figures of one subscription. Cheap to clone: all clones are the same figures.
 #[derive(Clone)]
@@ -41,6 +66,10 @@ struct Subscription {
     outcomes: Vec<Counter>,
     /// In the order of [`VERDICTS`].
     verdicts: [Counter; VERDICTS.len()],
+    /// By the result's place in its enum.
+    parked_settled: Vec<Counter>,
+    letters_published: Counter,
+    letters_waiting: Gauge,
     forward_seconds: Histogram,
     settled_seconds: Histogram,
     in_flight: Gauge,
@@ -51,6 +80,7 @@ struct Subscription {
     id_conflicts: Counter,
     panics: Counter,
     paused: Gauge,
+    callback: CallbackMetrics,
     reconnects: Counter,
     /// In the order of [`counts`].
     counts: [Counter; 6],
@@ -103,6 +133,14 @@ impl Subscription {
                 .collect(),
             verdicts: VERDICTS
                 .map(|verdict| families.forwards.get_or_create_owned(&with("verdict", verdict))),
+            parked_settled: ParkedResult::iter()
+                .map(|result| {
+                    let labels = with("result", result.into());
+                    families.parked_settled.get_or_create_owned(&labels)
+                })
+                .collect(),
+            letters_published: families.letters_published.get_or_create_owned(&own),
+            letters_waiting: families.letters_waiting.get_or_create_owned(&own),
             forward_seconds: families.forward_seconds.get_or_create_owned(&own),
             settled_seconds: families.settled_seconds.get_or_create_owned(&own),
             in_flight: families.in_flight.get_or_create_owned(&own),
@@ -113,6 +151,7 @@ impl Subscription {
             id_conflicts: families.id_conflicts.get_or_create_owned(&own),
             panics: families.panics.get_or_create_owned(&own),
             paused: families.paused.get_or_create_owned(&own),
+            callback: CallbackMetrics::new(&families.callback, name),
             reconnects: families.reconnects.get_or_create_owned(&own),
             counts: counts(&families).map(|family| family.get_or_create_owned(&own)),
             partitions: Mutex::default(),
@@ -143,6 +182,21 @@ impl SubscriptionMetrics {
     /// What became of one delivery.
     pub fn outcome(&self, outcome: Outcome) {
         self.own.outcomes[outcome as usize].inc();
+    }
+
+    /// What became of a parked message that was taken.
+    pub fn parked_settled(&self, result: ParkedResult) {
+        self.own.parked_settled[result as usize].inc();
+    }
+
+    /// The broker has confirmed and routed a dead letter.
+    pub fn letter_published(&self) {
+        self.own.letters_published.inc();
+    }
+
+    /// Dead letters that began (positive) or ceased (negative) to wait for their target.
+    pub fn letters_waiting(&self, delta: i64) {
+        self.own.letters_waiting.inc_by(delta);
     }
 
     /// What one attempt came to: [`inboxd_contract::Verdict::as_str`].
@@ -204,6 +258,11 @@ impl SubscriptionMetrics {
     /// An attempt panicked.
     pub fn panicked(&self) {
         self.own.panics.inc();
+    }
+
+    /// Those of its callback.
+    pub fn callback(&self) -> &CallbackMetrics {
+        &self.own.callback
     }
 
     /// Whether the subscription is paused until an operator acts.
