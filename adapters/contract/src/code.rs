@@ -77,6 +77,10 @@ pub enum ErrorCode {
     CallbackTls,
     /// The application answered 410.
     CallbackGone,
+    /// The application failed so often in a row that it is given a rest.
+    CallbackBreakerOpen,
+    /// The application's health URL fails.
+    CallbackUnhealthy,
     /// No message carried an id.
     IdsMissing,
     /// The same id came with another content.
