@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use strum::{EnumIter, EnumString, IntoStaticStr};
+use strum::{EnumIter, EnumString, IntoEnumIterator as _, IntoStaticStr};
 
 #[cfg(not(debug_assertions))]
 compile_error!("the feature `failpoints` lets a variable kill the process: it is for tests alone");
@@ -213,6 +213,18 @@ impl Failpoint {
     }
 }
 
+/// The list as a table in Markdown, for docs/crash-points.md.
+pub fn table() -> String {
+    let mut text = String::from(
+        "| name | where | what is left | what comes of it | POSTs more, at most |\n|---|---|---|---|---|\n",
+    );
+    for point in Failpoint::iter() {
+        let About { place, left, then, posts_more } = point.about();
+        text += &format!("| `{}` | {place} | {left} | {then} | {posts_more} |\n", point.name());
+    }
+    text
+}
+
 /// What the variable says.
 struct Armed {
     point: Failpoint,
@@ -259,9 +271,10 @@ pub fn pass(point: Failpoint) {
 
 #[cfg(test)]
 mod tests {
-    use strum::IntoEnumIterator as _;
-
     use super::*;
+
+    const BEGIN: &str = "<!-- The places: made from src/failpoints.rs. -->\n";
+    const END: &str = "<!-- End of the places. -->\n";
 
     #[test]
     fn every_place_is_found_by_its_name() {
@@ -273,5 +286,23 @@ mod tests {
         for bad in ["", "nowhere", "park-committed:0", "park-committed:x"] {
             assert!(read(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_documentation_has_every_place_as_it_is_listed() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/crash-points.md");
+        let documentation = std::fs::read_to_string(path).unwrap();
+        let (before, rest) = documentation.split_once(BEGIN).unwrap();
+        let (written, after) = rest.split_once(END).unwrap();
+        let listed = format!("\n{}\n", table());
+        if written == listed {
+            return;
+        }
+        assert!(
+            std::env::var_os("INBOXD_BLESS").is_some(),
+            "docs/crash-points.md differs from src/failpoints.rs; to write it anew: \
+             INBOXD_BLESS=1 cargo test -p inboxd --features failpoints --lib failpoints"
+        );
+        std::fs::write(path, format!("{before}{BEGIN}{listed}{END}{after}")).unwrap();
     }
 }

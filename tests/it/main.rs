@@ -5,12 +5,15 @@ mod engine;
 mod support;
 
 mod bytes;
+mod cells;
 mod configuration;
 mod cost;
 mod database;
 mod demo;
 mod docs;
 mod duplicates;
+#[cfg(feature = "failpoints")]
+mod failpoints;
 mod http;
 mod http_answers;
 mod http_routes;

@@ -112,7 +112,12 @@ impl Database {
 
     /// Dead letters of this consumer: how many rows each id has.
     pub async fn dead(&self, consumer_id: &str) -> BTreeMap<String, usize> {
-        self.ids("inbox_parked", consumer_id).await
+        self.ids_where("inbox_parked", consumer_id, "state <> 'due'").await
+    }
+
+    /// Parked messages of this consumer that are due, now or later.
+    pub async fn parked(&self, consumer_id: &str) -> BTreeMap<String, usize> {
+        self.ids_where("inbox_parked", consumer_id, "state = 'due'").await
     }
 
     /// Claims of this consumer, expired ones included.
@@ -136,7 +141,17 @@ impl Database {
     }
 
     async fn ids(&self, table: &str, consumer_id: &str) -> BTreeMap<String, usize> {
-        let select = format!("SELECT message_id, consumer_id FROM {}", self.table(table));
+        self.ids_where(table, consumer_id, "1 = 1").await
+    }
+
+    async fn ids_where(
+        &self,
+        table: &str,
+        consumer_id: &str,
+        condition: &str,
+    ) -> BTreeMap<String, usize> {
+        let table = self.table(table);
+        let select = format!("SELECT message_id, consumer_id FROM {table} WHERE {condition}");
         let pairs = self.pairs(&select).await;
         let mut ids = BTreeMap::new();
         for (id, consumer) in pairs {

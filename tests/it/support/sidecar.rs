@@ -80,6 +80,13 @@ impl Sidecar {
         self.lives += 1;
     }
 
+    /// The same with another environment than before.
+    pub fn start_again_with(&mut self, environment: &[(&str, &str)]) {
+        self.environment =
+            environment.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        self.start_again();
+    }
+
     /// Another command of the binary, with the same configuration, environment and directory.
     pub async fn command(&self, command: &str, arguments: &[&str]) -> Told {
         let command = Command::new(env!("CARGO_BIN_EXE_inboxd"))
@@ -153,6 +160,15 @@ impl Sidecar {
     pub async fn get(&self, path: &str) -> Option<(u16, String)> {
         let url = format!("http://{}{path}", self.admin());
         let response = self.client.get(url).send().await.ok()?;
+        let status = response.status().as_u16();
+        Some((status, response.text().await.ok()?))
+    }
+
+    /// Status and body of a POST of this JSON to the admin API; `None` without an answer.
+    pub async fn post(&self, path: &str, json: &str) -> Option<(u16, String)> {
+        let url = format!("http://{}{path}", self.admin());
+        let request = self.client.post(url).header("content-type", "application/json");
+        let response = request.body(json.to_owned()).send().await.ok()?;
         let status = response.status().as_u16();
         Some((status, response.text().await.ok()?))
     }
