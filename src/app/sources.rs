@@ -23,6 +23,7 @@ pub(super) fn http_forwarder(subscription: &SubscriptionConfig) -> Result<HttpFo
     let callback = &subscription.callback;
     let settings = &subscription.settings;
     let mut http = HttpConfig::new(callback.url.clone());
+    http.health_url = callback.health_url.clone();
     http.connect_timeout = callback.connect_timeout;
     http.callback_timeout = settings.callback_timeout;
     http.retry_after_cap = settings.retry.cap;

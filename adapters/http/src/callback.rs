@@ -103,10 +103,32 @@ impl Callback {
         self.socket.is_some() || is_loopback(&self.url)
     }
 
+    /// Another path and query on the same host.
+    pub(crate) fn at(&self, path: &str) -> Self {
+        let mut at = self.clone();
+        set_path_and_query(&mut at.url, path);
+        at
+    }
+
+    /// The same scheme, host and port, or the same socket.
+    pub(crate) fn has_host_of(&self, other: &Self) -> bool {
+        self.socket == other.socket && self.url.origin() == other.url.origin()
+    }
+
     /// `user:password` of the URL.
     pub(crate) fn credentials(&self) -> Option<&[u8]> {
         self.credentials.as_deref()
     }
+}
+
+/// In place of what it has.
+pub(crate) fn set_path_and_query(url: &mut Url, path: &str) {
+    let (path, query) = match path.split_once('?') {
+        Some((path, query)) => (path, Some(query)),
+        None => (path, None),
+    };
+    url.set_path(path);
+    url.set_query(query);
 }
 
 /// The host is `localhost`, a name below it, or a loopback address.

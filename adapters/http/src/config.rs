@@ -73,6 +73,12 @@ impl Default for Clock {
 pub struct HttpConfig {
     /// `http://host:port/route`, `https://…` or `unix:/path/to.sock:/route`.
     pub callback: String,
+    /// Asked with GET whether the application can take messages: a whole URL like `callback`, or a
+    /// path and query on the callback's host. 2xx: it can; redirects are not followed. Gets
+    /// `fixed_headers` and the callback's credentials on the callback's host alone.
+    pub health_url: Option<String>,
+    /// The bound on one question at `health_url`, its answer included.
+    pub health_timeout: Duration,
     /// The bound on connecting, name resolution and TLS included.
     pub connect_timeout: Duration,
     /// The bound on a whole attempt; the request's own bound holds where it is smaller.
@@ -110,6 +116,8 @@ impl HttpConfig {
     pub fn new(callback: impl Into<String>) -> Self {
         Self {
             callback: callback.into(),
+            health_url: None,
+            health_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(5),
             callback_timeout: Duration::from_secs(30),
             retry_after_cap: Duration::from_secs(30),
@@ -147,6 +155,9 @@ pub enum HttpConfigError {
     /// The callback is none.
     #[error("callback: {0}")]
     Callback(String),
+    /// The health URL is none.
+    #[error("health_url: {0}")]
+    HealthUrl(String),
     /// A timeout of zero.
     #[error("{0} must be longer than zero")]
     ZeroTimeout(&'static str),

@@ -10,13 +10,15 @@ use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use inboxd_contract::{ForwardRequest, Forwarder, RetryReason, Verdict};
 use reqwest::{Certificate, Client, Identity, Request};
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, timeout, timeout_at};
 use url::Url;
 
 use crate::answers::Rules;
+use crate::callback::set_path_and_query;
 use crate::headers::{self, CopyRule};
+use crate::health::Health;
 use crate::response::{self, Bounds};
 use crate::signing::{Signed, Signer};
 use crate::{Callback, Clock, HttpConfig, HttpConfigError, TlsFiles, sending};
@@ -57,6 +59,7 @@ pub struct HttpForwarder {
     rules: Rules,
     signer: Option<Signer>,
     clock: Clock,
+    pub(crate) health: Option<Health>,
 }
 
 impl HttpForwarder {
@@ -70,6 +73,7 @@ impl HttpForwarder {
         for (key, value) in [
             ("connect_timeout", config.connect_timeout),
             ("callback_timeout", config.callback_timeout),
+            ("health_timeout", config.health_timeout),
         ] {
             if value.is_zero() {
                 return Err(HttpConfigError::ZeroTimeout(key));
@@ -77,9 +81,11 @@ impl HttpForwarder {
         }
         let callback = Callback::parse(&config.callback)?;
         let proxy = config.proxies.proxy_for(&callback)?;
+        let client = client(&config, &callback, proxy.as_ref())?;
         Ok(Self {
-            client: client(&config, &callback, proxy.as_ref())?,
-            fixed: fixed_headers(&config, &callback)?,
+            health: Health::new(&config, &callback, &client)?,
+            client,
+            fixed: fixed_headers(&config.fixed_headers, &callback)?,
             rule: CopyRule::new(config.headers)?,
             rules: Rules { dialect: config.dialect, map: config.status_map },
             signer: Signer::new(&config.signing_secrets)?,
@@ -127,12 +133,7 @@ impl HttpForwarder {
     fn url(&self, path: Option<&str>) -> Url {
         let mut url = self.callback.url().clone();
         if let Some(path) = path {
-            let (path, query) = match path.split_once('?') {
-                Some((path, query)) => (path, Some(query)),
-                None => (path, None),
-            };
-            url.set_path(path);
-            url.set_query(query);
+            set_path_and_query(&mut url, path);
         }
         url
     }
@@ -150,6 +151,17 @@ impl HttpForwarder {
         match tokio::task::spawn_blocking(move || signer.sign(&id, now, &body)).await {
             Ok(signed) => Some(signed),
             Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
+    }
+
+    /// The callback's host accepts a connection.
+    pub(crate) async fn connects(&self) -> Result<(), String> {
+        match timeout(self.connect_timeout, self.connect()).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(format!("{}: {error}", self.callback)),
+            Err(_) => {
+                Err(format!("{}: no connection within {:?}", self.callback, self.connect_timeout))
+            }
         }
     }
 
@@ -187,14 +199,21 @@ impl Forwarder for HttpForwarder {
     }
 
     async fn probe(&self) -> Result<(), String> {
-        match timeout(self.connect_timeout, self.connect()).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(format!("{}: {error}", self.callback)),
-            Err(_) => {
-                Err(format!("{}: no connection within {:?}", self.callback, self.connect_timeout))
-            }
+        match &self.health {
+            Some(health) => health.ask().await,
+            None => self.connects().await,
         }
     }
+
+    fn has_health(&self) -> bool {
+        self.health.is_some()
+    }
+}
+
+/// A client for another target than the callback, by the same settings.
+pub(crate) fn client_of(config: &HttpConfig, target: &Callback) -> Result<Client, HttpConfigError> {
+    let proxy = config.proxies.proxy_for(target)?;
+    client(config, target, proxy.as_ref())
 }
 
 fn client(
@@ -279,13 +298,16 @@ fn pem_error(key: &'static str, path: &std::path::Path, wanted: &'static str) ->
     HttpConfigError::Pem { key, path: path.to_owned(), wanted }
 }
 
-fn fixed_headers(config: &HttpConfig, callback: &Callback) -> Result<HeaderMap, HttpConfigError> {
+pub(crate) fn fixed_headers(
+    set: &[(String, SecretString)],
+    callback: &Callback,
+) -> Result<HeaderMap, HttpConfigError> {
     let mut fixed = HeaderMap::new();
     if let Some(credentials) = callback.credentials() {
         let basic = format!("Basic {}", STANDARD.encode(credentials));
         insert_fixed(&mut fixed, "authorization", &basic)?;
     }
-    for (name, value) in &config.fixed_headers {
+    for (name, value) in set {
         insert_fixed(&mut fixed, name, value.expose_secret())?;
     }
     Ok(fixed)

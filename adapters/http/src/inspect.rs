@@ -7,7 +7,7 @@
 
 use http::header::{ALLOW, LOCATION};
 use http::{HeaderMap, Method};
-use inboxd_contract::{Finding, Forwarder as _, RetryReason, Verdict};
+use inboxd_contract::{Finding, RetryReason, Verdict};
 use reqwest::Request;
 use tokio::time::timeout;
 
@@ -18,7 +18,7 @@ impl HttpForwarder {
     /// What can be found out about the callback within its own bounds of time.
     pub async fn inspect(&self) -> Vec<Finding> {
         let subject = format!("callback {}", self.callback());
-        if let Err(reason) = self.probe().await {
+        if let Err(reason) = self.connects().await {
             let place = format!("{}: ", self.callback());
             let reason = reason.strip_prefix(&place).unwrap_or(&reason);
             let remedy = "start the application, or correct `callback`; while it is away, nothing \
@@ -28,17 +28,31 @@ impl HttpForwarder {
         let mut options = Request::new(Method::OPTIONS, self.callback().url().clone());
         *options.headers_mut() = self.fixed.clone();
         let bound = self.callback_timeout;
-        match timeout(bound, self.client.execute(options)).await {
-            Ok(Ok(response)) => {
-                vec![judge(subject, response.status().as_u16(), response.headers())]
-            }
-            Ok(Err(error)) => vec![failure(subject, sending::judge_failure(error))],
-            Err(_) => vec![Finding::warning(
+        let own = match timeout(bound, self.client.execute(options)).await {
+            Ok(Ok(response)) => judge(subject, response.status().as_u16(), response.headers()),
+            Ok(Err(error)) => failure(subject, sending::judge_failure(error)),
+            Err(_) => Finding::warning(
                 subject,
                 format!("it accepts a connection, and gave no answer to OPTIONS within {bound:?}"),
                 "see whether it hangs, or raise `callback_timeout`",
-            )],
-        }
+            ),
+        };
+        std::iter::once(own).chain(self.inspect_health().await).collect()
+    }
+
+    async fn inspect_health(&self) -> Option<Finding> {
+        let health = self.health.as_ref()?;
+        let subject = format!("health URL {}", health.target());
+        Some(match health.ask().await {
+            Ok(()) => Finding::info(subject, "it answers 2xx"),
+            Err(reason) => {
+                let place = format!("{}: ", health.target());
+                let reason = reason.strip_prefix(&place).unwrap_or(&reason).to_owned();
+                let remedy = "see what the application lacks, or correct `health_url`; until it \
+                              answers 2xx nothing is consumed";
+                Finding::problem(subject, reason, remedy)
+            }
+        })
     }
 }
 

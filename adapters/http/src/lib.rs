@@ -14,6 +14,7 @@ mod callback;
 mod config;
 mod forwarder;
 mod headers;
+mod health;
 mod inspect;
 mod proxy;
 mod response;

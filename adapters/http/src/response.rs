@@ -49,7 +49,7 @@ pub(crate) async fn judge(
 
 /// The body's beginning: at most the first `kept_max` bytes are kept of at most `bytes_max` that
 /// are read; and whether that is all of it. Ends early at the deadline or when the connection breaks.
-async fn read_some(
+pub(crate) async fn read_some(
     mut response: Response,
     kept_max: usize,
     bytes_max: usize,

@@ -11,13 +11,23 @@ use crate::response::printable;
 pub(crate) fn judge_failure(error: reqwest::Error) -> Verdict {
     let error = error.without_url();
     let reason = reason(&error);
+    retry(reason, &told(reason, &error))
+}
+
+/// A failure of the client, for a person.
+pub(crate) fn failure(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    printable(told(reason(&error), &error).as_bytes())
+}
+
+fn told(reason: RetryReason, error: &reqwest::Error) -> String {
     let what = match reason {
         RetryReason::Endpoint => "TLS failed",
         RetryReason::Unreachable => "no connection",
         RetryReason::Timeout => "no answer in time",
         _ => "the connection broke before an answer could be read",
     };
-    retry(reason, &format!("{what}: {}", causes(&error)))
+    format!("{what}: {}", causes(error))
 }
 
 /// A verdict to try again, without a response.

@@ -6,6 +6,7 @@ mod conformance;
 mod connection;
 mod contract;
 mod goaway;
+mod health;
 mod hostile;
 mod inspect;
 mod limits;
