@@ -4,18 +4,23 @@
 //! attempt is counted for each POST, before it, and taken back where no verdict came of it;
 //! a message that cannot be claimed now holds no slot while it waits.
 
-use inboxd_contract::{
-    Attempt, ClaimAnswer, ErrorCode, Fingerprint, ForwardRequest, Look, Outcome, RetryReason,
-    Verdict,
-};
+use std::sync::Arc;
 use std::time::Duration;
+
+use inboxd_contract::{
+    Attempt, ClaimAnswer, DeadReason, Fingerprint, ForwardRequest, LaneId, Look, Outcome,
+    ParkReason, RetryReason, Verdict,
+};
 use tokio::sync::SemaphorePermit;
 use tokio::time::Instant;
 
 use super::hub::{Claim, Hub};
-use super::journey::{Decision, Item, Journey};
+use super::journey::{Decision, Journey, Letter, Parked, Wait};
 use super::keeper::Lease;
+use super::message::{Gate, Message};
 use super::progress::Stage;
+use super::schedule::{self, Failed};
+use super::settings::OnBlockedLane;
 use super::subscription::Shared;
 use crate::telemetry::{AttemptTrace, TraceIds};
 
@@ -38,6 +43,12 @@ pub(super) enum Claimed<'a> {
     Processed(Option<Fingerprint>),
     /// A dead letter that is this copy, or another content; its fingerprint.
     Dead(Option<Fingerprint>),
+    /// A due copy; its fingerprint.
+    Parked(Option<Fingerprint>),
+    /// A message before it in its lane is parked; attempts made so far.
+    LaneBlocked(u32),
+    /// It was held for `hold_max` before it was claimed.
+    TooLong,
     /// Nothing more may start, or the delivery has to go back.
     Stopped,
 }
@@ -55,32 +66,42 @@ pub(super) enum Tried {
     },
 }
 
+/// Whether a forward may begin.
+pub(super) enum Validity {
+    Valid,
+    /// Nothing more may start.
+    Stopped,
+    /// The lease ran out and is not to be had back; what is there now.
+    Lost(Look),
+}
+
 impl<'a> Journey<'a> {
     /// Asks for a claim until there is an answer that is not "busy". With `decided` it goes on
     /// although nothing more may start: what the application decided is still to be recorded.
     pub(super) async fn claim(self, decided: bool) -> Claimed<'a> {
-        let hub = &self.shared.hub;
+        let (hub, message) = (&self.shared.hub, &self.item.message);
         let mut alone = false;
-        self.item.progress.stage(Stage::Slot);
+        message.progress.stage(Stage::Slot);
         loop {
             let slot = match decided {
                 true => None,
                 false => match self.slot(&self.shared.claim_slots).await {
-                    Some(slot) => Some(slot),
-                    None => return Claimed::Stopped,
+                    Wait::Over(slot) => Some(slot),
+                    Wait::Stopped => return Claimed::Stopped,
+                    Wait::TooLong => return Claimed::TooLong,
                 },
             };
             // What was accepted supersedes a dead letter of this very copy: without a position
-            // the claim holds, and the completion removes the letter.
-            let position = match decided {
-                true => None,
-                false => self.item.delivery.envelope.origin.position(),
+            // the claim holds, and the completion removes the letter. Nor does its lane matter.
+            let (position, lane_id) = match decided {
+                true => (None, None),
+                false => (message.envelope.origin.position(), self.lane_to_ask()),
             };
-            self.item.progress.at_claim();
-            let fingerprint = self.item.fingerprint.clone();
+            message.progress.at_claim();
+            let fingerprint = message.fingerprint.clone();
             let stopped = || !decided && self.is_stopped();
-            let claim = hub.claim(&self.item.key, fingerprint, position, alone, stopped).await;
-            let (answer, lease) = match claim {
+            let claim = hub.claim(&message.key, fingerprint, position, lane_id, alone, stopped);
+            let (answer, lease) = match claim.await {
                 Claim::Answered { answer, lease } => (answer, lease),
                 Claim::Locked => {
                     alone = true;
@@ -93,16 +114,15 @@ impl<'a> Journey<'a> {
                 ClaimAnswer::Dead { held: Some(attempts), .. } => (attempts, true),
                 ClaimAnswer::Processed { fingerprint } => return Claimed::Processed(fingerprint),
                 ClaimAnswer::Dead { fingerprint, held: None } => return Claimed::Dead(fingerprint),
-                ClaimAnswer::Parked { .. } | ClaimAnswer::LaneBlocked { .. } => {
-                    return Claimed::Stopped;
-                }
+                ClaimAnswer::Parked { fingerprint } => return Claimed::Parked(fingerprint),
+                ClaimAnswer::LaneBlocked { attempts } => return Claimed::LaneBlocked(attempts),
                 ClaimAnswer::Busy { wait } => {
                     drop(slot);
                     let wait = wait.min(hub.lease() / 10).max(BUSY_WAIT_MIN);
-                    self.item.progress.stage(Stage::Busy { again_in: wait });
+                    message.progress.stage(Stage::Busy { again_in: wait });
                     if decided {
                         tokio::time::sleep(wait).await;
-                    } else if self.unless_held_too_long(tokio::time::sleep(wait)).await.is_none() {
+                    } else if self.unless_to_go_back(tokio::time::sleep(wait)).await.is_none() {
                         return Claimed::Stopped;
                     }
                     continue;
@@ -118,14 +138,13 @@ impl<'a> Journey<'a> {
         }
     }
 
-    /// POSTs until the application decides, the claim is lost or nothing more may start.
+    /// POSTs until the application decides, the message is to be parked or is dead, the claim is
+    /// lost or nothing more may start.
     pub(super) async fn attempts(self, held: &mut Held<'a>) -> Tried {
-        let settings = &self.shared.settings;
-        let mut delays = Hub::backoff(&settings.retry);
-        let mut hold = Hold { shared: self.shared, counted: false };
-        let mut is_first = true;
+        let mut delays = Hub::backoff(&self.shared.settings.retry);
+        let mut made = 0;
         loop {
-            if !std::mem::take(&mut is_first) {
+            if made > 0 {
                 let count = self.shared.hub.count_attempt(held.lease.claim(), || self.is_stopped());
                 match count.await {
                     Some(Attempt::Counted(attempts)) => held.attempts = attempts,
@@ -133,138 +152,195 @@ impl<'a> Journey<'a> {
                     None => return Tried::GiveUp { attempt_back: false },
                 }
             }
-            self.item.progress.stage(Stage::Slot);
-            let Some(post_slot) = self.slot(&self.shared.post_slots).await else {
-                return Tried::GiveUp { attempt_back: true };
+            self.item.message.progress.stage(Stage::Slot);
+            let post_slot = match self.slot(&self.shared.post_slots).await {
+                Wait::Over(slot) => slot,
+                Wait::Stopped => return Tried::GiveUp { attempt_back: true },
+                Wait::TooLong => return self.held_too_long(held),
             };
-            if let Some(tried) = self.ensure_valid(&held.lease).await {
-                return tried;
+            let message = &self.item.message;
+            match ensure_valid(self.shared, self.gate(), message, &held.lease).await {
+                Validity::Valid => {}
+                Validity::Stopped => return Tried::GiveUp { attempt_back: true },
+                Validity::Lost(look) if look.processed.is_some() => return Tried::Lost(look),
+                // Taken over, or locked by somebody.
+                Validity::Lost(_) => return Tried::Again,
             }
-            self.item.progress.at_callback(held.attempts);
-            let verdict = self.post(held.attempts).await;
+            message.progress.at_callback(held.attempts);
+            let path = self.item.path.as_ref();
+            let verdict = post(self.shared, message, path, held.attempts).await;
+            made += 1;
             drop(post_slot);
             held.slot = None;
-            let (reason, after, last) = match verdict {
-                Verdict::Accepted { .. } => {
-                    return Tried::Decided(Decision::Complete(Outcome::Processed));
-                }
-                Verdict::Drop { .. } => {
-                    return Tried::Decided(Decision::Complete(Outcome::Dropped));
-                }
-                Verdict::Refused { status, detail } => {
-                    let attempts = held.attempts;
-                    return Tried::Decided(Decision::DeadLetter { status, detail, attempts });
-                }
-                Verdict::Park { .. } => (RetryReason::Busy, None, "asked to be parked".into()),
-                Verdict::Retry { reason, status, after, detail } => {
-                    (reason, after, last_answer(reason, status, &detail))
-                }
+            let delay = match self.after(verdict, held, made, &mut delays) {
+                After::Ends(tried) => return tried,
+                After::Again(delay) => delay,
             };
-            if self.shared.draining.is_cancelled() {
-                // The application was told to stop together with us: no attempt was made.
-                return Tried::GiveUp { attempt_back: reason == RetryReason::Unreachable };
-            }
-            if self.may_go_back() {
-                return Tried::GiveUp { attempt_back: false };
-            }
-            if self.item.delivery.received_at.elapsed() >= settings.hold_max {
-                hold.tell(self.item, held.attempts);
-            }
-            let bound = delays.next().unwrap_or(settings.retry.cap);
-            // The application may ask for more time than the backoff, never for less.
-            let delay = self.shared.hub.jitter(bound).max(after.unwrap_or_default());
-            self.item.progress.again(last, delay);
             if self.sleep(delay).await.is_none() {
                 return Tried::GiveUp { attempt_back: false };
             }
         }
     }
 
-    /// A forward begins only with time left on the lease. Tries to get some; `Some` if
-    /// the attempt cannot go on.
-    async fn ensure_valid(self, lease: &Lease) -> Option<Tried> {
-        while !lease.has_time_left() && !broken!(IgnoreLease) {
-            self.shared.hub.renew(lease).await;
-            if lease.has_time_left() {
-                break;
+    /// What follows one attempt, of `made` under this claim.
+    fn after(
+        self,
+        verdict: Verdict,
+        held: &Held<'_>,
+        made: u32,
+        delays: &mut impl Iterator<Item = Duration>,
+    ) -> After {
+        let settings = &self.shared.settings;
+        let decided = |decision| After::Ends(Tried::Decided(decision));
+        let attempts = held.attempts;
+        let (failed, status, after, detail) = match verdict {
+            Verdict::Accepted { .. } => return decided(Decision::Complete(Outcome::Processed)),
+            Verdict::Drop { .. } => return decided(Decision::Complete(Outcome::Dropped)),
+            Verdict::Refused { status, detail } => {
+                let reason = DeadReason::Refused;
+                let letter = Letter { reason, status: Some(status), detail, attempts };
+                return decided(Decision::DeadLetter(letter));
             }
-            match self.shared.hub.store().look(std::slice::from_ref(&self.item.key)).await {
-                Ok(looks) if looks.iter().any(|look| look.processed.is_some()) => {
-                    return looks.into_iter().next().map(Tried::Lost);
-                }
-                // Taken over, or locked by somebody.
-                Ok(_) => return Some(Tried::Again),
-                Err(_) => {}
+            Verdict::Park { status } => (Failed::Asked, Some(status), None, asked()),
+            Verdict::Retry { reason, status, after, detail } => {
+                let detail = last_answer(reason, status, &detail);
+                (Failed::Retry(reason), status, after, detail)
             }
-            if self.sleep(self.shared.hub.lease() / 10).await.is_none() {
-                return Some(Tried::GiveUp { attempt_back: true });
-            }
+        };
+        if self.is_stopped() {
+            // An application that was told to stop together with us: no attempt was made.
+            let attempt_back = self.shared.draining.is_cancelled()
+                && failed == Failed::Retry(RetryReason::Unreachable);
+            return After::Ends(Tried::GiveUp { attempt_back });
         }
-        self.is_stopped().then_some(Tried::GiveUp { attempt_back: true })
+        let first_ago = self.item.message.first_ago();
+        if let Some(reason) = schedule::death(&settings.park, attempts, first_ago, failed) {
+            return decided(Decision::DeadLetter(Letter { reason, status, detail, attempts }));
+        }
+        let retry = &settings.retry;
+        let bound = delays.next().unwrap_or(retry.cap);
+        // The application may ask for more time than the backoff, never for less.
+        let delay = self.shared.hub.delay(retry.jitter, bound).max(after.unwrap_or_default());
+        let elapsed = self.item.delivery.received_at.elapsed() + delay;
+        let reason = match failed {
+            Failed::Asked => ParkReason::Asked,
+            Failed::Retry(_) if self.is_near_the_delivery_limit() => ParkReason::DeliveryLimit,
+            Failed::Retry(_) if made >= retry.attempts_max || elapsed >= retry.elapsed_max => {
+                ParkReason::Failed
+            }
+            Failed::Retry(_) if elapsed >= settings.hold_max => ParkReason::HeldTooLong,
+            Failed::Retry(_) => {
+                self.item.message.progress.again(detail, delay);
+                return After::Again(delay);
+            }
+        };
+        let delay = self.parking_delay(attempts).max(after.unwrap_or_default());
+        let detail = Some(detail);
+        decided(Decision::Park(Parked { reason, delay, status, detail, attempts }))
     }
 
-    async fn post(self, attempt: u32) -> Verdict {
-        let path = self.item.path.as_deref();
-        let trace = self.item.trace.as_ref().and_then(|trace| trace.attempt(attempt, path));
-        let started = Instant::now();
-        let request = ForwardRequest {
-            envelope: &self.item.delivery.envelope,
-            key: &self.item.key,
-            subscription: &self.shared.settings.name,
-            attempt,
-            ordering_key: self.item.ordering_key(),
-            timeout: self.shared.settings.callback_timeout,
-            path,
-            trace: trace.as_ref().map(AttemptTrace::context),
-        };
-        let verdict = self.shared.forwarder.forward(request).await;
-        self.shared.metrics.attempt_seconds(started.elapsed().as_secs_f64());
-        self.shared.metrics.verdict(verdict.as_str());
-        if let Some(trace) = trace {
-            trace.end(&verdict);
-        }
-        let path = self.item.path.as_ref();
-        self.shared.endpoint_said(path, &verdict);
-        let is_paused = *self.shared.gone.borrow();
-        self.shared.trouble.note(&self.shared.settings.name, path, &verdict, is_paused);
-        if let Verdict::Retry { reason, status, detail, .. } = &verdict {
-            self.shared.metrics.retry(*reason);
-            let TraceIds { trace_id, span_id } = self.item.ids();
-            tracing::debug!(key = ?self.item.key, trace_id, span_id, attempt, ?reason, status, detail, "to be tried again");
-        }
-        verdict
+    /// It waits for a slot for too long: no attempt came of the last one that was counted.
+    fn held_too_long(self, held: &Held<'_>) -> Tried {
+        let attempts = held.attempts.saturating_sub(1);
+        Tried::Decided(Decision::Park(Parked {
+            reason: ParkReason::HeldTooLong,
+            delay: Duration::ZERO,
+            status: None,
+            detail: None,
+            attempts,
+        }))
+    }
+
+    fn parking_delay(self, attempts: u32) -> Duration {
+        let settings = &self.shared.settings;
+        self.shared.hub.delay(settings.park.jitter, schedule::parking_bound(settings, attempts))
+    }
+
+    /// The lane that must be free before it is forwarded.
+    fn lane_to_ask(self) -> Option<LaneId> {
+        let skips = self.shared.settings.on_blocked_lane == OnBlockedLane::Skip;
+        self.item.message.lane_id.filter(|_| !skips && self.item.course.forwards())
     }
 }
 
+/// What follows an attempt.
+enum After {
+    Ends(Tried),
+    Again(Duration),
+}
+
+fn asked() -> String {
+    "the application asked to have it later".into()
+}
+
+/// A forward begins only with time left on the lease. Tries to get some.
+pub(super) async fn ensure_valid(
+    shared: &Shared,
+    gate: Gate<'_>,
+    message: &Message,
+    lease: &Lease,
+) -> Validity {
+    while !lease.has_time_left() && !broken!(IgnoreLease) {
+        shared.hub.renew(lease).await;
+        if lease.has_time_left() {
+            break;
+        }
+        if let Ok(mut looks) = shared.hub.store().look(std::slice::from_ref(&message.key)).await {
+            return Validity::Lost(looks.pop().unwrap_or_default());
+        }
+        let pause = tokio::time::sleep(shared.hub.lease() / 10);
+        if gate.unless_stopped(pause).await.is_none() {
+            return Validity::Stopped;
+        }
+    }
+    match gate.is_stopped() {
+        true => Validity::Stopped,
+        false => Validity::Valid,
+    }
+}
+
+/// The one place where the application is called. A slot is held meanwhile.
+pub(super) async fn post(
+    shared: &Shared,
+    message: &Message,
+    path: Option<&Arc<str>>,
+    attempt: u32,
+) -> Verdict {
+    let trace = message.trace.as_ref();
+    let trace = trace.and_then(|trace| trace.attempt(attempt, path.map(|path| &**path)));
+    let started = Instant::now();
+    let request = ForwardRequest {
+        envelope: &message.envelope,
+        key: &message.key,
+        subscription: &shared.settings.name,
+        attempt,
+        ordering_key: message.ordering_key(),
+        timeout: shared.settings.callback_timeout,
+        path: path.map(|path| &**path),
+        trace: trace.as_ref().map(AttemptTrace::context),
+    };
+    let verdict = shared.forwarder.forward(request).await;
+    shared.metrics.attempt_seconds(started.elapsed().as_secs_f64());
+    shared.metrics.verdict(verdict.as_str());
+    if let Some(trace) = trace {
+        trace.end(&verdict);
+    }
+    shared.endpoint_said(path, &verdict);
+    let is_paused = *shared.gone.borrow();
+    shared.trouble.note(&shared.settings.name, path, &verdict, is_paused);
+    if let Verdict::Retry { reason, status, detail, .. } = &verdict {
+        shared.metrics.retry(*reason);
+        let TraceIds { trace_id, span_id } = message.ids();
+        tracing::debug!(key = ?message.key, trace_id, span_id, attempt, ?reason, status, detail, "to be tried again");
+    }
+    verdict
+}
+
 /// What an attempt came to, for a person.
-fn last_answer(reason: RetryReason, status: Option<u16>, detail: &str) -> String {
+pub(super) fn last_answer(reason: RetryReason, status: Option<u16>, detail: &str) -> String {
     let reason: &str = reason.into();
     match status {
         Some(status) => format!("{status} ({reason}) {detail}"),
         None => format!("{reason}: {detail}"),
-    }
-}
-
-/// Counts a delivery among those held beyond `hold_max`, and says so once.
-struct Hold<'a> {
-    shared: &'a Shared,
-    counted: bool,
-}
-
-impl Hold<'_> {
-    fn tell(&mut self, item: &Item, attempts: u32) {
-        if !std::mem::replace(&mut self.counted, true) {
-            self.shared.metrics.held(1);
-            let TraceIds { trace_id, span_id } = item.ids();
-            tracing::warn!(code = %ErrorCode::HeldTooLong, key = ?item.key, trace_id, span_id, attempts, "held longer than hold_max: tried on in place");
-        }
-    }
-}
-
-impl Drop for Hold<'_> {
-    fn drop(&mut self) {
-        if self.counted {
-            self.shared.metrics.held(-1);
-        }
     }
 }

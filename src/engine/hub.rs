@@ -11,8 +11,9 @@ use std::time::Duration;
 use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use futures::future::BoxFuture;
 use inboxd_contract::{
-    self as contract, Attempt, ClaimAnswer, ClaimRequest, Completion, DeadLetter, ErrorCode,
-    Fingerprint, InboxKey, InboxStore, Look, OwnerId, Release, Settled, StoreError, Token,
+    self as contract, Arrival, Arrived, Attempt, ClaimAnswer, ClaimRequest, Completion, DeadLetter,
+    ErrorCode, Fingerprint, InboxKey, InboxStore, LaneId, Look, OwnerId, Parking, Release,
+    Reschedule, Settled, StoreError, TakeDue, TakenBatch, Token, Unpark,
 };
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -25,7 +26,7 @@ use super::batcher::Batcher;
 use super::flights::Flights;
 use super::keeper::{Keeper, Lease};
 use super::letter;
-use super::settings::{HubSettings, RetrySettings};
+use super::settings::{HubSettings, Jitter, RetrySettings};
 use crate::telemetry::{Metrics, StoreCall};
 
 /// Members of one call that carries keys and small columns.
@@ -55,6 +56,9 @@ pub struct Hub {
     completions: Batcher<Completion, Settled>,
     dead_letters: Batcher<DeadLetter, Settled>,
     releases: Batcher<Release, Settled>,
+    parkings: Batcher<Parking, Settled>,
+    reschedules: Batcher<Reschedule, Settled>,
+    unparks: Batcher<Unpark, Settled>,
     alone_claims: Alone,
     alone_writes: Alone,
     keeper: Keeper,
@@ -82,6 +86,22 @@ pub(super) struct Recorded<T> {
     pub(super) doubtful: bool,
 }
 
+/// What the store came to with a member that it may refuse for good.
+enum Persisted<T> {
+    Recorded(Recorded<T>),
+    Refused(StoreError),
+}
+
+/// What to do about a member that the store refuses for good.
+enum Refusal<I> {
+    /// Ask again.
+    Again,
+    /// Write this instead, once.
+    Instead(I),
+    /// Give it up.
+    GiveUp,
+}
+
 type Answers<'a, O> = BoxFuture<'a, Vec<Result<O, StoreError>>>;
 type Op<I, O> = for<'a> fn(&'a Context, &'a [I]) -> Answers<'a, O>;
 
@@ -92,6 +112,9 @@ const COUNT: Op<contract::Claim, Attempt> =
 const COMPLETE: Op<Completion, Settled> = |context, members| context.store.complete(members);
 const DEAD_LETTER: Op<DeadLetter, Settled> = |context, members| context.store.dead_letter(members);
 const RELEASE: Op<Release, Settled> = |context, members| context.store.release(members);
+const PARK: Op<Parking, Settled> = |context, members| context.store.park(members);
+const RESCHEDULE: Op<Reschedule, Settled> = |context, members| context.store.reschedule(members);
+const UNPARK: Op<Unpark, Settled> = |context, members| context.store.unpark(members);
 
 impl Hub {
     /// Starts the batchers and the renewals.
@@ -107,6 +130,9 @@ impl Hub {
             completions: batcher(&context, StoreCall::Complete, BATCH_MEMBERS_MAX, COMPLETE),
             dead_letters: batcher(&context, StoreCall::DeadLetter, BATCH_BODIES_MAX, DEAD_LETTER),
             releases: batcher(&context, StoreCall::Release, BATCH_MEMBERS_MAX, RELEASE),
+            parkings: batcher(&context, StoreCall::Park, BATCH_BODIES_MAX, PARK),
+            reschedules: batcher(&context, StoreCall::Reschedule, BATCH_MEMBERS_MAX, RESCHEDULE),
+            unparks: batcher(&context, StoreCall::Unpark, BATCH_MEMBERS_MAX, UNPARK),
             context,
             alone_claims: Alone::new(),
             alone_writes: Alone::new(),
@@ -158,13 +184,14 @@ impl Hub {
         key: &InboxKey,
         fingerprint: Option<Fingerprint>,
         position: Option<String>,
+        lane_id: Option<LaneId>,
         alone: bool,
         stopped: impl Fn() -> bool,
     ) -> Claim {
         let claim = contract::Claim { key: key.clone(), token: self.token() };
         // Before the first call with this token: the lease ends here no later than there.
         let sent_at = Instant::now();
-        let request = ClaimRequest { claim: claim.clone(), fingerprint, position, lane_id: None };
+        let request = ClaimRequest { claim: claim.clone(), fingerprint, position, lane_id };
         let mut retry = Retry { alone, ..Retry::new() };
         // An earlier call may have been committed: only its own token finds that claim again.
         let mut doubtful = false;
@@ -211,15 +238,82 @@ impl Hub {
     /// Moves the message to `inbox_messages`, for as long as it takes.
     pub(super) async fn complete(&self, completion: &Completion) -> Recorded<Settled> {
         let key = &completion.claim.key;
-        self.persist("complete", key, &self.completions, COMPLETE, completion, |_| None).await
+        self.persist("complete", key, &self.completions, COMPLETE, completion).await
     }
 
     /// Commits a dead letter, for as long as it takes. What the database refuses to take whole is
     /// cut.
     pub(super) async fn dead_letter(&self, letter: DeadLetter) -> Recorded<Settled> {
-        let cut = |error: &StoreError| Some(letter::cut(&letter, &error.to_string()));
-        let key = &letter.key;
-        self.persist("dead-letter", key, &self.dead_letters, DEAD_LETTER, &letter, cut).await
+        let cut = |error: &StoreError| Refusal::Instead(letter::cut(&letter, &error.to_string()));
+        let (key, letters) = (&letter.key, &self.dead_letters);
+        match self.persist_or("dead-letter", key, letters, DEAD_LETTER, &letter, cut).await {
+            Persisted::Recorded(recorded) => {
+                failpoint!(LetterKept);
+                recorded
+            }
+            Persisted::Refused(_) => unreachable!("a letter that is refused is cut"),
+        }
+    }
+
+    /// Commits a copy to be forwarded later, for as long as it takes. `Err`: the database will
+    /// never take it.
+    pub(super) async fn park(&self, parking: &Parking) -> Result<Recorded<Settled>, StoreError> {
+        let (key, parkings) = (&parking.claim.key, &self.parkings);
+        let give_up = |_: &StoreError| Refusal::GiveUp;
+        match self.persist_or("park", key, parkings, PARK, parking, give_up).await {
+            Persisted::Recorded(recorded) => Ok(recorded),
+            Persisted::Refused(error) => Err(error),
+        }
+    }
+
+    /// Gives a taken row back, for as long as it takes.
+    pub(super) async fn reschedule(&self, reschedule: &Reschedule) -> Recorded<Settled> {
+        let key = &reschedule.claim.key;
+        self.persist("reschedule", key, &self.reschedules, RESCHEDULE, reschedule).await
+    }
+
+    /// Removes a taken row whose message is processed, for as long as it takes.
+    pub(super) async fn unpark(&self, unpark: &Unpark) -> Recorded<Settled> {
+        let key = &unpark.claim.key;
+        self.persist("unpark", key, &self.unparks, UNPARK, unpark).await
+    }
+
+    /// Takes due rows, once; with each comes its lease. An answer that is lost leaves claims that
+    /// run out.
+    ///
+    /// # Cancel safety
+    /// As an answer that is lost.
+    pub(super) async fn take_due(
+        &self,
+        request: &TakeDue,
+    ) -> Result<(TakenBatch, Vec<Lease>), StoreError> {
+        let Context { store, owner, lease, metrics, .. } = &*self.context;
+        let sent_at = Instant::now();
+        let call = tokio::time::timeout(*lease, store.take_due(owner, *lease, request));
+        let answer = call.await.unwrap_or_else(|_| Err(too_late()));
+        let members = answer.as_ref().map_or(1, |batch| batch.rows.len());
+        let seconds = sent_at.elapsed().as_secs_f64();
+        metrics.store_call(StoreCall::TakeDue, members, seconds, usize::from(answer.is_err()));
+        let batch = answer.inspect_err(|error| self.trouble.tell("take due messages", error))?;
+        let leases = batch.rows.iter().map(|row| self.keeper.hold(row.claim.clone(), sent_at));
+        let leases = leases.collect();
+        Ok((batch, leases))
+    }
+
+    /// Commits copies of messages that nobody has claimed, all or none, once.
+    pub(super) async fn arrive(&self, arrivals: &[Arrival]) -> Result<Vec<Arrived>, StoreError> {
+        let Context { store, lease, metrics, .. } = &*self.context;
+        let started = Instant::now();
+        let answer = tokio::time::timeout(*lease, store.arrive(arrivals)).await;
+        let answer = answer.unwrap_or_else(|_| Err(too_late()));
+        let failed = if answer.is_err() { arrivals.len() } else { 0 };
+        let seconds = started.elapsed().as_secs_f64();
+        metrics.store_call(StoreCall::Arrive, arrivals.len(), seconds, failed);
+        answer.inspect_err(|error| {
+            if !error.locked {
+                self.trouble.tell("store arrivals", error);
+            }
+        })
     }
 
     /// What is there of one message, asked for as long as it takes.
@@ -238,7 +332,8 @@ impl Hub {
         self.release_claim(lease.claim().clone(), attempt_back).await;
     }
 
-    async fn release_claim(&self, claim: contract::Claim, attempt_back: bool) {
+    /// The same, of a claim whose lease stays in hand.
+    pub(super) async fn release_claim(&self, claim: contract::Claim, attempt_back: bool) {
         let release = Release { claim, attempt_back };
         if let Err(error) = self.releases.submit(release).await {
             tracing::debug!(%error, "a claim was not released; it runs out by itself");
@@ -265,12 +360,25 @@ impl Hub {
         self.rng(|random| random.random_range(Duration::ZERO..=bound))
     }
 
+    /// A delay below this bound, as the settings have it.
+    pub(super) fn delay(&self, jitter: Jitter, bound: Duration) -> Duration {
+        match jitter {
+            Jitter::Full => self.jitter(bound),
+            Jitter::None => bound,
+        }
+    }
+
+    /// Any lane.
+    pub(super) fn lane(&self) -> LaneId {
+        LaneId(self.rng(|random| random.random()))
+    }
+
     /// Random bytes for an id made here.
     pub(super) fn uuid(&self) -> uuid::Uuid {
         uuid::Builder::from_random_bytes(self.rng(|random| random.random())).into_uuid()
     }
 
-    fn token(&self) -> Token {
+    pub(super) fn token(&self) -> Token {
         Token(self.uuid())
     }
 
@@ -278,7 +386,6 @@ impl Hub {
         draw(&mut self.random.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// `cut`: what to write instead, once, where the store refuses the member for good.
     async fn persist<I: Clone + Send + 'static, O: Send + 'static>(
         &self,
         what: &'static str,
@@ -286,8 +393,23 @@ impl Hub {
         batcher: &Batcher<I, O>,
         op: Op<I, O>,
         member: &I,
-        cut: impl Fn(&StoreError) -> Option<I>,
     ) -> Recorded<O> {
+        match self.persist_or(what, key, batcher, op, member, |_| Refusal::Again).await {
+            Persisted::Recorded(recorded) => recorded,
+            Persisted::Refused(_) => unreachable!("it is asked again"),
+        }
+    }
+
+    /// `refusal`: what to do where the store refuses the member for good.
+    async fn persist_or<I: Clone + Send + 'static, O: Send + 'static>(
+        &self,
+        what: &'static str,
+        key: &InboxKey,
+        batcher: &Batcher<I, O>,
+        op: Op<I, O>,
+        member: &I,
+        refusal: impl Fn(&StoreError) -> Refusal<I>,
+    ) -> Persisted<O> {
         let mut retry = Retry::new();
         let mut doubtful = false;
         let mut instead = None;
@@ -295,11 +417,15 @@ impl Hub {
             let member = instead.as_ref().unwrap_or(member);
             let alone = retry.alone.then_some((&self.alone_writes, key));
             match self.call(batcher, op, member, alone).await {
-                Ok(answer) => return Recorded { answer, doubtful },
+                Ok(answer) => return Persisted::Recorded(Recorded { answer, doubtful }),
                 Err(error) => {
                     doubtful |= !error.locked;
                     if instead.is_none() && error.refused {
-                        instead = cut(&error);
+                        match refusal(&error) {
+                            Refusal::Again => {}
+                            Refusal::Instead(member) => instead = Some(member),
+                            Refusal::GiveUp => return Persisted::Refused(error),
+                        }
                     }
                     self.wait(&mut retry, what, &error).await;
                 }
@@ -322,6 +448,12 @@ impl Hub {
             .await
             .pop()
             .unwrap_or_else(|| Err(StoreError::transient("the store gave no answer")))
+    }
+
+    /// How long a call that failed so often in a row is put off.
+    pub(super) fn patience(&self, failures: u32) -> Duration {
+        let bound = STORE_RETRY.initial * 2_u32.pow(failures.saturating_sub(1).min(8));
+        self.jitter(bound.min(STORE_RETRY.cap)).max(Duration::from_millis(5))
     }
 
     async fn wait(&self, retry: &mut Retry, what: &'static str, error: &StoreError) {
@@ -391,11 +523,12 @@ async fn bounded<I, O>(
 ) -> Vec<Result<O, StoreError>> {
     match tokio::time::timeout(context.lease, op(context, members)).await {
         Ok(answers) => answers,
-        Err(_) => members
-            .iter()
-            .map(|_| Err(StoreError::transient("the database did not answer in time")))
-            .collect(),
+        Err(_) => members.iter().map(|_| Err(too_late())).collect(),
     }
+}
+
+fn too_late() -> StoreError {
+    StoreError::transient("the database did not answer in time")
 }
 
 fn batcher<I: Send + Sync + 'static, O: Send + 'static>(

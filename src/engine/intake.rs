@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use inboxd_contract::{
-    DeadReason, Delivery, ErrorCode, InboxKey, MessageId, Origin, Outcome, Room, Source,
-    SourceError, SourcePhase,
+    Arrival, DeadReason, Delivery, ErrorCode, InboxKey, LaneId, MessageId, Origin, Outcome,
+    ParkReason, Room, Source, SourceError, SourcePhase,
 };
 use tokio::sync::watch;
 
@@ -20,10 +20,13 @@ use super::horizon;
 use super::identity::{self, Identity};
 use super::journey::{self, Course, Item};
 use super::lanes::LaneKey;
+use super::letter;
+use super::message::Message;
 use super::newcomer::{self, Newcomer};
 use super::routes::{self, Routed};
-use super::settings::OnMissingId;
+use super::settings::{OnBlockedLane, OnMissingId};
 use super::subscription::Shared;
+use super::target;
 
 /// The intake shows that it is alive at least this often, whatever it waits for.
 const TURN_EVERY: Duration = Duration::from_secs(1);
@@ -58,8 +61,8 @@ pub(super) struct Intake {
 /// What the intake has waited for.
 enum Next {
     Batch(Vec<Delivery>),
-    /// The endpoint is gone: wait until it is back.
-    Gone,
+    /// The endpoint is gone, or dead letters wait for their target: wait until that is over.
+    Away,
     /// The source became ready for the first time.
     FirstReady,
     /// Deliveries without an id are held and no more come.
@@ -101,9 +104,11 @@ impl Intake {
         wait_for_callback(&self.shared).await;
         self.newcomer.learn(&self.shared).await;
         let mut gone = self.shared.gone.subscribe();
+        let mut letters_wait = self.shared.letters.away();
         let mut status = self.source.status();
         let mut horizon_is_known = false;
         loop {
+            target::wait_while_away(&self.shared).await;
             let probing = wait_while_gone(&self.shared, &mut gone).await;
             if self.newcomer.must_pause(&self.shared.budget) {
                 self.newcomer.pause(&self.shared, None).await;
@@ -122,7 +127,8 @@ impl Intake {
                 biased;
                 _ = status.wait_for(|status| status.phase == SourcePhase::Ready),
                     if !horizon_is_known => Next::FirstReady,
-                _ = gone.wait_for(|gone| *gone != probing) => Next::Gone,
+                _ = gone.wait_for(|gone| *gone != probing) => Next::Away,
+                _ = letters_wait.wait_for(|waiting| *waiting) => Next::Away,
                 batch = next => match batch {
                     Ok(batch) => Next::Batch(batch?),
                     Err(_) => Next::Quiet,
@@ -130,7 +136,7 @@ impl Intake {
             };
             match next {
                 Next::Batch(batch) => self.taken.extend(batch),
-                Next::Gone => {}
+                Next::Away => {}
                 Next::FirstReady => {
                     horizon_is_known = true;
                     self.ask_for_the_horizon();
@@ -231,30 +237,41 @@ impl Intake {
     ) {
         let shared = self.shared.clone();
         let Sight { identity, lane, routed } = sight;
+        let is_stored = shared.stores() && course.forwards();
         let path = match routed {
             Routed::Path(path) => Some(path),
             Routed::Callback | Routed::Ignored | Routed::Nowhere => None,
         };
-        let ticket = lane
-            .clone()
-            .map(|key| shared.lanes.enter(LaneKey { stream: delivery.stream.clone(), key }));
+        let settings = &shared.settings;
+        let lane_id = lane
+            .as_deref()
+            .map(|key| LaneId::new(&settings.consumer_id, &settings.name, &delivery.stream, key));
+        // What passes a blocked lane blocks none; where all are stored, places are all there is.
+        let skips = settings.on_blocked_lane == OnBlockedLane::Skip && !shared.stores();
+        // Those that are stored get their place in the lane from the arrivals.
+        let ticket = lane.clone().filter(|_| !is_stored);
+        let ticket =
+            ticket.map(|key| shared.lanes.enter(LaneKey { stream: delivery.stream.clone(), key }));
         shared.metrics.in_flight(1, permit.bytes() as i64);
-        let key = InboxKey { consumer_id: shared.settings.consumer_id.clone(), message_id };
+        let key = InboxKey { consumer_id: settings.consumer_id.clone(), message_id };
         let envelope = delivery.envelope.clone();
-        let trace = shared.metrics.delivery(&envelope, &key);
-        let progress = shared.table.enter(key.clone(), envelope, delivery.received_at);
-        let item = Item {
+        let message = Message {
+            trace: shared.metrics.delivery(&envelope, &key),
+            progress: shared.table.enter(key.clone(), envelope.clone(), delivery.received_at),
             key,
             fingerprint: identity.fingerprint,
+            envelope,
             lane,
-            ticket,
-            permit,
-            course,
-            path,
-            progress,
-            trace,
-            delivery,
+            lane_id: lane_id.filter(|_| !skips),
+            received_at: delivery.received_at,
+            first_before: Duration::ZERO,
         };
+        let arriving = is_stored.then(|| {
+            let copy = letter::copy(&shared, &message, ParkReason::Stored);
+            let arrival = Arrival { key: message.key.clone(), copy };
+            shared.arrivals.enter(arrival, delivery.fence.clone())
+        });
+        let item = Item { message, delivery, ticket, permit, course, path, arriving };
         let task = shared.clone();
         shared.tasks.spawn(async move {
             let bytes = item.permit.bytes() as i64;
@@ -296,12 +313,12 @@ async fn look_at(shared: &Shared, delivery: &Delivery) -> Sight {
 
 /// Waits while the endpoint is gone. True: it still is, and since nothing is under way that
 /// could find out, one delivery is taken to ask.
-async fn wait_while_gone(shared: &Shared, gone: &mut watch::Receiver<bool>) -> bool {
+pub(super) async fn wait_while_gone(shared: &Shared, gone: &mut watch::Receiver<bool>) -> bool {
     while *gone.borrow() {
         // The sender lives in `shared`.
         let back = gone.wait_for(|gone| !gone);
         let waited = tokio::time::timeout(shared.settings.retry.cap, back).await.is_err();
-        if waited && shared.tasks.is_empty() {
+        if waited && shared.table.len() == 0 {
             return true;
         }
     }
@@ -316,6 +333,7 @@ async fn wait_for_callback(shared: &Shared) {
         match shared.forwarder.probe().await {
             Ok(()) => {
                 shared.health.set_callback(true, "");
+                shared.reachable.cancel();
                 return;
             }
             Err(reason) => {

@@ -4,25 +4,28 @@
 //! kept, and for what a database refuses to take, which is then cut and named: a message that no
 //! database would take must not stop its lane for ever.
 
-use inboxd_contract::{DeadLetter, DeadReason, DeadRow, Envelope};
+use inboxd_contract::{DeadLetter, DeadReason, DeadRow, Envelope, NewCopy, ParkReason};
 use sha2::{Digest as _, Sha256};
 
 use super::intake::INLINE_BYTES_MAX;
-use super::journey::Item;
+use super::message::Message;
+use super::schedule;
+use super::settings::OnDeadLetter;
 use super::subscription::Shared;
 
 /// The whole message.
-pub(super) fn of(shared: &Shared, item: &Item, reason: DeadReason) -> DeadLetter {
+pub(super) fn of(shared: &Shared, message: &Message, reason: DeadReason) -> DeadLetter {
+    let halts = shared.settings.on_dead_letter == OnDeadLetter::Halt;
     DeadLetter {
-        key: item.key.clone(),
+        key: message.key.clone(),
         token: None,
         subscription: shared.settings.name.clone(),
-        lane: item.lane.clone(),
-        lane_id: None,
-        first_ago: item.delivery.received_at.elapsed(),
-        envelope: item.delivery.envelope.clone(),
+        lane: message.lane.clone(),
+        lane_id: message.lane_id.filter(|_| halts),
+        first_ago: message.first_ago(),
+        envelope: message.envelope.clone(),
         body_kept: true,
-        fingerprint: item.fingerprint.clone(),
+        fingerprint: message.fingerprint.clone(),
         attempts: 0,
         last_status: None,
         last_error: None,
@@ -30,9 +33,31 @@ pub(super) fn of(shared: &Shared, item: &Item, reason: DeadReason) -> DeadLetter
     }
 }
 
+/// The whole message, to be forwarded later.
+pub(super) fn copy(shared: &Shared, message: &Message, reason: ParkReason) -> NewCopy {
+    NewCopy {
+        subscription: shared.settings.name.clone(),
+        lane: message.lane.clone(),
+        lane_id: message.lane_id,
+        envelope: message.envelope.clone(),
+        fingerprint: message.fingerprint.clone(),
+        attempts: 0,
+        delay: std::time::Duration::ZERO,
+        last_status: None,
+        last_error: None,
+        reason,
+        first_ago: message.first_ago(),
+    }
+}
+
+/// What is left to keep of a message that no column takes and that can so not be parked.
+pub(super) fn of_refused(shared: &Shared, message: &Message, refusal: &str) -> DeadLetter {
+    cut(&of(shared, message, DeadReason::BodyTooLarge), refusal)
+}
+
 /// Everything but the body, which is above the limit.
-pub(super) async fn without_body(shared: &Shared, item: &Item) -> DeadLetter {
-    let mut letter = of(shared, item, DeadReason::BodyTooLarge);
+pub(super) async fn without_body(shared: &Shared, message: &Message) -> DeadLetter {
+    let mut letter = of(shared, message, DeadReason::BodyTooLarge);
     letter.body_kept = false;
     let envelope = letter.envelope.clone();
     let description = if envelope.bytes() <= INLINE_BYTES_MAX {
@@ -61,14 +86,15 @@ pub(super) fn cut(letter: &DeadLetter, refusal: &str) -> DeadLetter {
         describe_body(whole),
         whole.headers.len(),
     );
-    cut.last_error = Some(error.chars().filter(|c| *c != '\0').take(500).collect());
+    let error: String = error.chars().take(500).collect();
+    cut.last_error = Some(schedule::stored_error(&error));
     cut
 }
 
 /// Whether one of these rows is the letter that was written for this very delivery.
-pub(super) fn is_among(item: &Item, rows: &[DeadRow]) -> bool {
-    let position = item.delivery.envelope.origin.position();
-    rows.iter().any(|row| row.fingerprint == item.fingerprint && row.position == position)
+pub(super) fn is_among(message: &Message, rows: &[DeadRow]) -> bool {
+    let position = message.envelope.origin.position();
+    rows.iter().any(|row| row.fingerprint == message.fingerprint && row.position == position)
 }
 
 fn describe_body(envelope: &Envelope) -> String {

@@ -24,6 +24,7 @@ macro_rules! broken {
 }
 
 mod alone;
+mod arrivals;
 mod attempt;
 mod batcher;
 mod budget;
@@ -39,12 +40,17 @@ mod json;
 mod keeper;
 mod lanes;
 mod letter;
+mod message;
 mod newcomer;
 mod progress;
 mod routes;
+mod schedule;
 mod settings;
 mod subscription;
+mod taken;
+mod target;
 mod trouble;
+mod worker;
 
 pub use callback::{CallbackReport, CallbackState};
 pub use horizon::compare_retention;

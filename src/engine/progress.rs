@@ -9,7 +9,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use inboxd_contract::{Envelope, InboxKey};
+use inboxd_contract::{Envelope, InboxKey, ParkedSeq};
 use slab::Slab;
 use tokio::time::Instant;
 
@@ -20,6 +20,11 @@ pub enum Stage {
     Lane,
     /// Another delivery of the same id, which is under way in this process.
     Twin,
+    /// What is parked before it in its lane; it is looked at again after this.
+    LaneBlocked {
+        /// From the last look.
+        again_in: Duration,
+    },
     /// A slot: `concurrency` others are at it.
     Slot,
     /// The database's answer to its claim.
@@ -36,6 +41,8 @@ pub enum Stage {
         /// From the beginning of the stage.
         delay: Duration,
     },
+    /// The broker's confirmation of its dead letter.
+    Publish,
     /// The database, which records what came of it.
     Record,
 }
@@ -57,6 +64,8 @@ pub struct Flight {
     pub attempts: u32,
     /// What the last attempt here came to, where it has to be made again.
     pub last: Option<String>,
+    /// The row that it was taken from; `None`: the source handed it over.
+    pub parked: Option<ParkedSeq>,
 }
 
 /// All deliveries under way of one subscription.
@@ -67,6 +76,7 @@ struct Entry {
     key: InboxKey,
     envelope: Arc<Envelope>,
     received_at: Instant,
+    parked: Option<ParkedSeq>,
     state: Mutex<State>,
 }
 
@@ -91,8 +101,31 @@ impl Table {
         envelope: Arc<Envelope>,
         received_at: Instant,
     ) -> Progress {
-        let state = State { stage: Stage::Slot, since: Instant::now(), attempts: 0, last: None };
-        let entry = Arc::new(Entry { key, envelope, received_at, state: Mutex::new(state) });
+        self.place(key, envelope, received_at, None, 0)
+    }
+
+    /// The same for a row that was taken, with so many attempts counted.
+    pub(super) fn enter_parked(
+        &self,
+        key: InboxKey,
+        envelope: Arc<Envelope>,
+        seq: ParkedSeq,
+        attempts: u32,
+    ) -> Progress {
+        self.place(key, envelope, Instant::now(), Some(seq), attempts)
+    }
+
+    fn place(
+        &self,
+        key: InboxKey,
+        envelope: Arc<Envelope>,
+        received_at: Instant,
+        parked: Option<ParkedSeq>,
+        attempts: u32,
+    ) -> Progress {
+        let state = State { stage: Stage::Slot, since: Instant::now(), attempts, last: None };
+        let state = Mutex::new(state);
+        let entry = Arc::new(Entry { key, envelope, received_at, parked, state });
         let place = locked(&self.0).insert(entry.clone());
         Progress { table: self.clone(), place, entry }
     }
@@ -133,6 +166,7 @@ impl Entry {
             taken: self.received_at.elapsed(),
             attempts: state.attempts,
             last: state.last.clone(),
+            parked: self.parked,
         }
     }
 }
@@ -142,7 +176,12 @@ impl Progress {
     pub(super) fn stage(&self, stage: Stage) {
         let mut state = locked(&self.entry.state);
         // Looking again at what is still busy is the same wait.
-        if !matches!((state.stage, stage), (Stage::Busy { .. }, Stage::Busy { .. })) {
+        let is_same = matches!(
+            (state.stage, stage),
+            (Stage::Busy { .. }, Stage::Busy { .. })
+                | (Stage::LaneBlocked { .. }, Stage::LaneBlocked { .. })
+        );
+        if !is_same {
             state.since = Instant::now();
         }
         state.stage = stage;
@@ -150,7 +189,8 @@ impl Progress {
 
     /// It is being claimed; what is busy stays so until the claim is had.
     pub(super) fn at_claim(&self) {
-        if !matches!(locked(&self.entry.state).stage, Stage::Busy { .. }) {
+        let stage = locked(&self.entry.state).stage;
+        if !matches!(stage, Stage::Busy { .. } | Stage::LaneBlocked { .. }) {
             self.stage(Stage::Claim);
         }
     }

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use inboxd_contract::{
-    ConsumerId, ErrorCode, Forwarder, InboxKey, MessageId, Source, SourceError, SourceStatus,
-    Verdict,
+    ConsumerId, DeadLetterTarget, ErrorCode, Forwarder, InboxKey, MessageId, Source, SourceError,
+    SourceStatus, Verdict,
 };
 use tokio::sync::{MutexGuard, Semaphore, watch};
 use tokio::task::JoinHandle;
@@ -19,14 +19,18 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::arrivals::{Arrivals, Writer};
 use super::budget::Budget;
+use super::callback::{Callback, CallbackParts, CallbackReport};
 use super::gone::{Endpoints, Turn};
 use super::hub::Hub;
 use super::intake::{Intake, IntakeEnd};
 use super::lanes::Lanes;
 use super::progress::{Flight, Table};
-use super::settings::SubscriptionSettings;
+use super::settings::{DeliveryMode, Limits, SubscriptionSettings};
+use super::target::Letters;
 use super::trouble::{CallbackTrouble, SourceTrouble};
+use super::worker::{self, Due};
 use crate::admin::SubscriptionHealth;
 use crate::telemetry::SubscriptionMetrics;
 
@@ -53,8 +57,18 @@ pub(super) struct Shared {
     /// Where each delivery stands.
     pub(super) table: Table,
     pub(super) budget: Budget,
+    /// Where messages are stored that are not claimed.
+    pub(super) arrivals: Arrivals,
+    /// When parked messages are to be asked for.
+    pub(super) due: Arc<Due>,
+    /// Where dead letters go beside the table.
+    pub(super) letters: Letters,
+    /// The callback's host has accepted a connection once.
+    pub(super) reachable: CancellationToken,
     /// Claims taken and not yet POSTed once: the next batch is claimed while one is under way.
     pub(super) claim_slots: Semaphore,
+    /// When the application is called.
+    pub(super) callback: Arc<Callback>,
     /// POSTs under way.
     pub(super) post_slots: Semaphore,
     /// Nothing more is taken from the source.
@@ -74,6 +88,11 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// Every message is stored on arrival.
+    pub(super) fn stores(&self) -> bool {
+        self.settings.delivery == DeliveryMode::Stored
+    }
+
     /// The subscription cannot go on: nothing new starts, and whoever waits is told.
     pub(super) fn fail(
         &self,
@@ -135,22 +154,42 @@ pub struct Subscription {
     stage: tokio::sync::Mutex<Stage>,
     status: watch::Receiver<SourceStatus>,
     watcher: JoinHandle<()>,
+    /// Asks the callback's host or health URL. Ended with the source: what is at the application
+    /// until then may still wait for its turn.
+    driver: JoinHandle<()>,
     ended: watch::Receiver<Option<String>>,
 }
 
 impl Subscription {
-    /// Starts to consume as soon as the callback's host accepts a connection.
+    /// Starts to consume, and to forward what is parked, as soon as the callback's host accepts a
+    /// connection. `letters`: where dead letters are published, where the settings ask for it.
     pub fn start(
         hub: &Arc<Hub>,
         mut settings: SubscriptionSettings,
         source: Box<dyn Source>,
         forwarder: Arc<dyn Forwarder>,
+        letters: Option<Arc<dyn DeadLetterTarget>>,
         metrics: SubscriptionMetrics,
         health: SubscriptionHealth,
     ) -> Self {
         // What is forwarded must also fit into a dead letter.
         settings.body_bytes_max = settings.body_bytes_max.min(hub.store().limits().body_bytes_max);
+        let (arrivals, queue) = Arrivals::new();
+        let draining = CancellationToken::new();
+        let jittering = hub.clone();
+        let parts = CallbackParts {
+            forwarder: forwarder.clone(),
+            metrics: metrics.clone(),
+            health: health.clone(),
+            draining: draining.clone(),
+            jitter: Box::new(move |bound| jittering.jitter(bound)),
+        };
         let shared = Arc::new(Shared {
+            callback: Callback::new(&settings, parts),
+            arrivals,
+            due: Arc::new(Due::new()),
+            letters: Letters::new(letters, settings.dead_letter_to),
+            reachable: CancellationToken::new(),
             hub: hub.clone(),
             forwarder,
             lanes: Lanes::default(),
@@ -161,7 +200,7 @@ impl Subscription {
                 settings.concurrency + usize::from(broken!(IgnoreConcurrency)),
             ),
             intake_stop: CancellationToken::new(),
-            draining: CancellationToken::new(),
+            draining,
             cut: CancellationToken::new(),
             releasable: source.traits().releasable,
             gone: watch::Sender::new(false),
@@ -174,13 +213,19 @@ impl Subscription {
         });
         let status = source.status();
         let watcher = tokio::spawn(watch_status(status.clone(), shared.clone()));
+        let driver = tokio::spawn(shared.callback.clone().run());
         let (end, ended) = watch::channel(None);
+        let (due, draining) = (shared.due.clone(), shared.draining.clone());
+        let writer = Writer { hub: hub.clone(), due, draining };
+        spawn(&shared, writer.run(queue));
+        spawn(&shared, worker::run(shared.clone()));
         let intake = tokio::spawn(run_intake(shared.clone(), source, end));
         Self {
             shared,
             stage: tokio::sync::Mutex::new(Stage::Taking(intake)),
             status,
             watcher,
+            driver,
             ended,
         }
     }
@@ -232,6 +277,27 @@ impl Subscription {
     /// Where its source stands.
     pub fn source_status(&self) -> SourceStatus {
         self.status.borrow().clone()
+    }
+
+    /// Nothing more is taken from the source or of what is parked and no attempt begins, until
+    /// [`Subscription::resume`]; what is at the application finishes. Forgotten by a restart.
+    pub fn pause(&self) {
+        self.shared.callback.pause();
+    }
+
+    /// Ends what [`Subscription::pause`] began.
+    pub fn resume(&self) {
+        self.shared.callback.resume();
+    }
+
+    /// Concurrency and rate from now on. Forgotten by a restart.
+    pub fn set_limits(&self, limits: Limits) {
+        self.shared.callback.set_limits(limits);
+    }
+
+    /// How its callback stands.
+    pub fn callback_report(&self) -> CallbackReport {
+        self.shared.callback.report()
     }
 
     /// Takes nothing more from now on; [`Subscription::drain`] does so too.
@@ -294,6 +360,7 @@ impl Subscription {
             Stage::Stopped(None) | Stage::Taking(_) | Stage::Closed => Ok(()),
         };
         self.watcher.abort();
+        self.driver.abort();
         self.shared.health.retire();
         closed
     }
@@ -325,10 +392,23 @@ impl Drop for Subscription {
     fn drop(&mut self) {
         self.shared.cut.cancel();
         self.watcher.abort();
+        self.driver.abort();
         if let Stage::Taking(intake) = self.stage.get_mut() {
             intake.abort();
         }
     }
+}
+
+/// A task of the subscription's own, cut as deliveries are.
+fn spawn(shared: &Shared, task: impl Future<Output = ()> + Send + 'static) {
+    let cut = shared.cut.clone();
+    shared.tasks.spawn(async move {
+        tokio::select! {
+            biased;
+            () = cut.cancelled() => {}
+            () = task => {}
+        }
+    });
 }
 
 /// A panic of the intake ends the subscription as a permanent error of its source does.

@@ -230,6 +230,7 @@ impl World {
             settings,
             Box::new(self.broker.source()),
             Arc::new(self.application.clone()),
+            None,
             metrics.subscription(&name),
             health.subscription(&name),
         );
