@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use inboxd_contract::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Hold, InboxKey, OwnerId, Release, Settled,
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Hold, InboxKey, LaneId, OwnerId, Release, Settled,
     StoreError, Token,
 };
 use sqlx::Row;
@@ -12,7 +12,7 @@ use sqlx::mysql::MySqlConnection;
 
 use crate::MysqlStore;
 use crate::batch::{Answers, check_key};
-use crate::look::{Seen, key_of_row, look};
+use crate::look::{Seen, blocked_lanes, key_of_row, look};
 use crate::sql::{Bound, Patience, Sql, padded, query};
 
 /// Microseconds, as intervals are bound; far below what DATETIME holds.
@@ -50,9 +50,9 @@ pub(crate) fn bind_claims<'q, 'k: 'q>(
 pub(crate) type KeyBytes = (Vec<u8>, Vec<u8>);
 
 /// Token and attempts of each locked claim row.
-type Locked = HashMap<KeyBytes, (Option<Vec<u8>>, u32)>;
+pub(crate) type Locked = HashMap<KeyBytes, (Option<Vec<u8>>, u32)>;
 
-fn attempts_if_held(locked: &Locked, claim: &Claim) -> Option<u32> {
+pub(crate) fn attempts_if_held(locked: &Locked, claim: &Claim) -> Option<u32> {
     let (token, attempts) = locked.get(&key_bytes(&claim.key))?;
     (token.as_deref() == Some(claim.token.0.as_bytes())).then_some(*attempts)
 }
@@ -205,16 +205,25 @@ async fn claim_in(
     // A statement of its own: at READ COMMITTED it sees what was committed while the one before
     // waited. Who holds what is read here, by token.
     let seen = look(connection, sql, &keys).await?;
+    let mut lanes: Vec<LaneId> = requests.iter().filter_map(|request| request.lane_id).collect();
+    lanes.sort_unstable();
+    lanes.dedup();
+    let blocked = blocked_lanes(connection, sql, &lanes).await?;
     let mut answers = Vec::with_capacity(requests.len());
-    let mut given_back = Vec::new();
-    for (request, seen) in requests.iter().zip(seen) {
+    let (mut given_back, mut freed) = (Vec::new(), Vec::new());
+    for (request, mut seen) in requests.iter().zip(seen) {
+        seen.look.lane_blocked = request.lane_id.is_some_and(|lane| blocked.contains(&lane));
         let hold = hold_of(request, &seen);
         let answer = ClaimAnswer::resolve(request, hold, &seen.look);
         if matches!(hold, Hold::Held { .. }) && !answer.is_held() {
-            given_back.push(&request.claim);
+            match answer {
+                ClaimAnswer::Parked { .. } => freed.push(&request.claim),
+                _ => given_back.push(&request.claim),
+            }
         }
         answers.push(answer);
     }
+    free_claims(connection, sql, &freed, true).await?;
     drop_claims(connection, sql, &given_back).await?;
     Ok(answers)
 }
@@ -230,7 +239,7 @@ fn hold_of(request: &ClaimRequest, seen: &Seen) -> Hold {
 }
 
 /// Locks the claim rows of these keys and reads them.
-async fn lock_claims(
+pub(crate) async fn lock_claims(
     connection: &mut MySqlConnection,
     sql: &Sql,
     keys: &[&InboxKey],
@@ -244,6 +253,20 @@ async fn lock_claims(
             Ok((key_of_row(row, 0)?, (row.try_get(2)?, attempts)))
         })
         .collect()
+}
+
+/// Frees claims by their tokens, with or without the attempt that they added.
+async fn free_claims(
+    connection: &mut MySqlConnection,
+    sql: &Sql,
+    claims: &[&Claim],
+    attempt_back: bool,
+) -> Result<(), sqlx::Error> {
+    if claims.is_empty() {
+        return Ok(());
+    }
+    let update = query(sql.release(claims.len())).bind(i32::from(attempt_back));
+    bind_claims(update, padded(claims).copied()).execute(connection).await.map(drop)
 }
 
 /// Removes claims by their tokens.
@@ -335,10 +358,7 @@ async fn release_in(
             .filter(|(release, held)| **held && release.attempt_back == back)
             .map(|(release, _)| &release.claim)
             .collect();
-        if !group.is_empty() {
-            let update = query(sql.release(group.len())).bind(i32::from(back));
-            bind_claims(update, padded(&group).copied()).execute(&mut *connection).await?;
-        }
+        free_claims(connection, sql, &group, back).await?;
     }
     let lost = held.iter().any(|held| !held);
     let mut seen = look_if(connection, sql, &keys, lost).await?;
@@ -352,7 +372,7 @@ async fn release_in(
 }
 
 /// The look, where somebody needs it.
-async fn look_if(
+pub(crate) async fn look_if(
     connection: &mut MySqlConnection,
     sql: &Sql,
     keys: &[&InboxKey],

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use inboxd_contract::{
     ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, InboxKey, MessageRecord, OwnerId,
-    StoreError, StoreStats,
+    ParkedState, StoreError, StoreStats,
 };
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -69,9 +69,10 @@ fn read_stats(row: &MySqlRow) -> Result<StoreStats, sqlx::Error> {
         messages: count(0)?,
         claims: count(1)?,
         dead: count(2)?,
-        oldest_message: row.try_get::<Option<i64>, _>(3)?.map(micros),
-        oldest_dead: row.try_get::<Option<i64>, _>(4)?.map(micros),
-        ..StoreStats::default()
+        due: count(3)?,
+        oldest_message: row.try_get::<Option<i64>, _>(4)?.map(micros),
+        oldest_dead: row.try_get::<Option<i64>, _>(5)?.map(micros),
+        oldest_due: row.try_get::<Option<i64>, _>(6)?.map(micros),
     })
 }
 
@@ -102,20 +103,22 @@ fn read_copy(row: &MySqlRow) -> Result<ExplainedCopy, StoreError> {
     Ok(ExplainedCopy {
         copy: read_parked(row)?,
         body_bytes: row.try_get::<Option<i64>, _>(11).map_err(failed)?.map(unsigned),
-        state: text(row, 9)
-            .map_err(failed)?
-            .unwrap_or_default()
-            .parse()
-            .map_err(|_| StoreError::permanent("an unknown state"))?,
-        due_in: None,
+        state: state(row, 9)?,
+        due_in: row.try_get::<Option<i64>, _>(13).map_err(failed)?.map(micros),
         parked_ago: micros(row.try_get(10).map_err(failed)?),
     })
 }
 
-fn unsigned(count: i64) -> u64 {
+pub(crate) fn state(row: &MySqlRow, at: usize) -> Result<ParkedState, StoreError> {
+    let stored = text(row, at).map_err(|error| store_error("reading a parked copy", error))?;
+    let unknown = |_| StoreError::permanent("a parked row's state is unknown");
+    stored.unwrap_or_default().parse().map_err(unknown)
+}
+
+pub(crate) fn unsigned(count: i64) -> u64 {
     u64::try_from(count).unwrap_or(0)
 }
 
-fn micros(micros: i64) -> Duration {
+pub(crate) fn micros(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }

@@ -12,11 +12,14 @@
 mod batch;
 mod claims;
 mod config;
+mod due;
 mod error;
 mod explain;
+mod letters;
 mod look;
 mod migrate;
 mod notes;
+mod park;
 mod server;
 mod settle;
 mod sql;
@@ -27,9 +30,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use inboxd_contract::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, Explanation, InboxKey,
-    InboxStore, Look, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits, StoreStats,
-    SweepPolicy, SweepReport, Token,
+    Actor, Arrival, Arrived, Attempt, AuditEntry, Claim, ClaimAnswer, ClaimRequest, Completion,
+    DeadLetter, Explanation, InboxKey, InboxStore, Look, OwnerId, ParkedCopy, ParkedFilter,
+    ParkedRow, ParkedSeq, Parking, Release, Replay, Replayed, Reschedule, Settled, StoreError,
+    StoreLimits, StoreStats, SweepPolicy, SweepReport, TakeDue, TakenBatch, Token, Unpark,
 };
 use sha2::{Digest, Sha256};
 use sqlx::Connection;
@@ -195,6 +199,60 @@ impl InboxStore for MysqlStore {
 
     async fn release(&self, releases: &[Release]) -> Vec<Result<Settled, StoreError>> {
         self.release_batch(releases).await
+    }
+
+    async fn park(&self, parkings: &[Parking]) -> Vec<Result<Settled, StoreError>> {
+        self.park_batch(parkings).await
+    }
+
+    async fn arrive(&self, arrivals: &[Arrival]) -> Result<Vec<Arrived>, StoreError> {
+        self.arrive_batch(arrivals).await
+    }
+
+    async fn take_due(
+        &self,
+        owner: &OwnerId,
+        lease: Duration,
+        request: &TakeDue,
+    ) -> Result<TakenBatch, StoreError> {
+        self.take_due_rows(owner, lease, request).await
+    }
+
+    async fn reschedule(&self, reschedules: &[Reschedule]) -> Vec<Result<Settled, StoreError>> {
+        self.reschedule_batch(reschedules).await
+    }
+
+    async fn unpark(&self, unparks: &[Unpark]) -> Vec<Result<Settled, StoreError>> {
+        self.unpark_batch(unparks).await
+    }
+
+    async fn list_parked(
+        &self,
+        filter: &ParkedFilter,
+        after: Option<ParkedSeq>,
+        limit: u32,
+    ) -> Result<Vec<ParkedRow>, StoreError> {
+        self.list_rows(filter, after, limit).await
+    }
+
+    async fn count_parked(&self, filter: &ParkedFilter, most: u64) -> Result<u64, StoreError> {
+        self.count_rows(filter, most).await
+    }
+
+    async fn parked_row(&self, seq: ParkedSeq) -> Result<Option<ParkedRow>, StoreError> {
+        self.one_row(seq).await
+    }
+
+    async fn replay(&self, replays: &[Replay], actor: &Actor) -> Vec<Result<Replayed, StoreError>> {
+        self.replay_batch(replays, actor).await
+    }
+
+    async fn discard(&self, rows: &[ParkedSeq], actor: &Actor) -> Vec<Result<bool, StoreError>> {
+        self.discard_batch(rows, actor).await
+    }
+
+    async fn audit(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>, StoreError> {
+        self.audit_entries(before, limit).await
     }
 
     async fn look(&self, keys: &[InboxKey]) -> Result<Vec<Look>, StoreError> {

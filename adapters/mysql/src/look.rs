@@ -1,11 +1,12 @@
 //! Reading: what is known of a message, and parked copies.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use bytes::Bytes;
 use inboxd_contract::{
-    CopyReason, DeadRow, Envelope, ErrorClass, Fingerprint, InboxKey, Look, ParkedCopy, StoreError,
+    CopyReason, DeadRow, Envelope, ErrorClass, Fingerprint, InboxKey, LaneId, Look, ParkedCopy,
+    StoreError,
 };
 use sqlx::Row;
 use sqlx::mysql::{MySqlConnection, MySqlRow};
@@ -50,21 +51,49 @@ pub(crate) async fn look(
     }
     let rows = select.fetch_all(connection).await?;
     let mut found: HashMap<KeyBytes, Seen> = HashMap::new();
-    let mut dead: Vec<(KeyBytes, i64, DeadRow)> = Vec::new();
+    let mut parked: Vec<(KeyBytes, i64, &MySqlRow)> = Vec::new();
     for row in &rows {
         let key = key_of_row(row, 1)?;
         match row.try_get::<i64, _>(0)? {
             0 => found.entry(key).or_default().claim = Some(read_claim(row)?),
             1 => found.entry(key).or_default().look.processed = Some(fingerprint(row, 3)?),
-            _ => dead.push((key, row.try_get(8)?, read_dead(row)?)),
+            _ => parked.push((key, row.try_get(8)?, row)),
         }
     }
-    dead.sort_by_key(|(_, seq, _)| *seq);
-    for (key, _, row) in dead {
-        found.entry(key).or_default().look.dead.push(row);
+    parked.sort_by_key(|(_, seq, _)| *seq);
+    for (key, _, row) in parked {
+        let look = &mut found.entry(key).or_default().look;
+        match text(row, 7)?.as_deref() {
+            Some("due") => look.due.push(fingerprint(row, 3)?),
+            _ => look.dead.push(read_dead(row)?),
+        }
     }
     // Cloned, since a key may be asked for twice.
     Ok(keys.iter().map(|key| found.get(&key_bytes(key)).cloned().unwrap_or_default()).collect())
+}
+
+/// Those of these lanes that are blocked.
+pub(crate) async fn blocked_lanes(
+    connection: &mut MySqlConnection,
+    sql: &Sql,
+    lanes: &[LaneId],
+) -> Result<HashSet<LaneId>, sqlx::Error> {
+    if lanes.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let mut select = query(sql.blocked(lanes.len()));
+    for lane in padded(lanes) {
+        select = select.bind(&lane.0[..]);
+    }
+    let rows = select.fetch_all(connection).await?;
+    rows.iter().filter_map(|row| lane_id(row, 0).transpose()).collect()
+}
+
+pub(crate) fn lane_id(row: &MySqlRow, at: usize) -> Result<Option<LaneId>, sqlx::Error> {
+    let bytes: Option<Vec<u8>> = row.try_get(at)?;
+    let lane = bytes.map(<[u8; 16]>::try_from).transpose();
+    lane.map(|lane| lane.map(LaneId))
+        .map_err(|_| sqlx::Error::Decode("a lane has not 16 bytes".into()))
 }
 
 fn read_claim(row: &MySqlRow) -> Result<ClaimRow, sqlx::Error> {

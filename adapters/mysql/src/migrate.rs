@@ -30,12 +30,21 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: &[Migration] = &[Migration {
-    version: 1,
-    name: "inbox",
-    breaking: false,
-    sql: include_str!("../../../migrations/mysql/0001_inbox.sql"),
-}];
+const MIGRATIONS: &[Migration] = &[
+    Migration {
+        version: 1,
+        name: "inbox",
+        breaking: false,
+        sql: include_str!("../../../migrations/mysql/0001_inbox.sql"),
+    },
+    Migration {
+        version: 2,
+        name: "parking",
+        // An older binary does not see due rows, and would forward their messages again.
+        breaking: true,
+        sql: include_str!("../../../migrations/mysql/0002_parking.sql"),
+    },
+];
 
 /// A row of the table of migrations.
 struct Applied {

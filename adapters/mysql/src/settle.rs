@@ -2,22 +2,26 @@
 
 use std::collections::{HashMap, HashSet};
 
+use bytes::Bytes;
 use inboxd_contract::{
-    Claim, Completion, DeadLetter, Fingerprint, InboxKey, Look, Settled, StoreError,
+    Claim, Completion, DeadLetter, Envelope, Fingerprint, InboxKey, Look, ParkedSeq, Settled,
+    StoreError,
 };
 use sqlx::Row;
 use sqlx::mysql::MySqlConnection;
 
 use crate::MysqlStore;
 use crate::batch::{Answers, check_key, check_record};
-use crate::claims::{KeyBytes, bind_keys, drop_claims, key_bytes, sorted_by_key};
+use crate::claims::{KeyBytes, bind_keys, drop_claims, key_bytes, micros, sorted_by_key};
 use crate::look::{key_of_row, look};
 use crate::sql::{Patience, Sql, padded, query};
 
 /// `last_error` and what the engine may add to it, below TEXT's 65,535 bytes.
 const ERROR_BYTES_MAX: usize = 16_384;
+/// What the column holds, whatever the characters.
+const SUBSCRIPTION_BYTES_MAX: usize = 255;
 /// Room in a packet beside body, envelope and lane: the statement and the small columns.
-const ROW_OVERHEAD_BYTES: u64 = 64 * 1_024;
+pub(crate) const ROW_OVERHEAD_BYTES: u64 = 64 * 1_024;
 
 impl MysqlStore {
     pub(crate) async fn complete_batch(
@@ -81,36 +85,63 @@ impl MysqlStore {
     }
 
     fn check_letter(&self, letter: &DeadLetter) -> Result<(), StoreError> {
-        check_key(&letter.key)?;
-        let error_bytes = letter.last_error.as_ref().map_or(0, String::len);
-        if error_bytes > ERROR_BYTES_MAX {
+        let body = letter.envelope.body.as_ref().filter(|_| letter.body_kept);
+        self.check_copy(
+            &letter.key,
+            &Copied {
+                subscription: &letter.subscription,
+                last_error: letter.last_error.as_deref(),
+                lane: letter.lane.as_deref(),
+                envelope: &letter.envelope,
+                body,
+            },
+        )
+        .map(drop)
+    }
+
+    /// A row that the columns hold to the byte, and that fits into a packet: its bytes.
+    pub(crate) fn check_copy(&self, key: &InboxKey, copy: &Copied<'_>) -> Result<u64, StoreError> {
+        check_key(key)?;
+        let error_bytes = copy.last_error.map_or(0, str::len);
+        if error_bytes > ERROR_BYTES_MAX || copy.subscription.len() > SUBSCRIPTION_BYTES_MAX {
             return Err(StoreError::refused(format!(
-                "a dead letter's error text has {error_bytes} bytes, more than {ERROR_BYTES_MAX}"
+                "a copy's error text has {error_bytes} bytes and its subscription's name {}; at \
+                 most {ERROR_BYTES_MAX} and {SUBSCRIPTION_BYTES_MAX} are stored",
+                copy.subscription.len()
             )));
         }
-        let body = letter.envelope.body.as_ref().filter(|_| letter.body_kept);
-        let lane = letter.lane.as_ref().map_or(0, Vec::len);
-        let bytes = body.map_or(0, |body| body.len()) + letter.envelope.to_stored().len() + lane;
+        let bytes = copy.body.map_or(0, |body| body.len())
+            + copy.envelope.to_stored().len()
+            + copy.lane.map_or(0, <[u8]>::len);
         let room = self.packet_bytes_max.saturating_sub(ROW_OVERHEAD_BYTES);
         if bytes as u64 > room {
             return Err(StoreError::refused(format!(
-                "a dead letter of {bytes} bytes does not fit into one packet: the server's \
+                "a copy of {bytes} bytes does not fit into one packet: the server's \
                  max_allowed_packet is {}; raise it",
                 self.packet_bytes_max
             )));
         }
-        Ok(())
+        Ok(bytes as u64)
     }
 }
 
+/// What of a copy is bounded.
+pub(crate) struct Copied<'a> {
+    pub(crate) subscription: &'a str,
+    pub(crate) last_error: Option<&'a str>,
+    pub(crate) lane: Option<&'a [u8]>,
+    pub(crate) envelope: &'a Envelope,
+    pub(crate) body: Option<&'a Bytes>,
+}
+
 /// What the locking read found for one key: the claim's token and the message's row.
-struct Found {
+pub(crate) struct Found {
     token: Option<Vec<u8>>,
     processed: Option<Option<Fingerprint>>,
 }
 
 /// Locks claim and message rows and reads them: what it answers holds until the commit.
-async fn find(
+pub(crate) async fn find(
     connection: &mut MySqlConnection,
     sql: &Sql,
     keys: &[&InboxKey],
@@ -129,14 +160,14 @@ async fn find(
         .collect()
 }
 
-/// What became of one completion's claim.
-enum Taken {
+/// What became of a claim that is to be removed.
+pub(crate) enum Taken {
     Held,
     HeldButProcessed(Option<Fingerprint>),
     Lost,
 }
 
-fn taken(found: &HashMap<KeyBytes, Found>, key: &InboxKey, token: &[u8]) -> Taken {
+pub(crate) fn taken(found: &HashMap<KeyBytes, Found>, key: &InboxKey, token: &[u8]) -> Taken {
     match found.get(&key_bytes(key)) {
         Some(row) if row.token.as_deref() == Some(token) => match &row.processed {
             Some(fingerprint) => Taken::HeldButProcessed(fingerprint.clone()),
@@ -175,8 +206,11 @@ async fn complete_in(
         pairs().filter(|(_, taken)| matches!(taken, Taken::Held)).map(|(c, _)| c).collect();
     record(connection, sql, &fresh).await?;
     for completion in held.iter().filter(|completion| completion.supersedes_dead) {
-        drop_dead(connection, sql, completion).await?;
+        let fingerprint = completion.record.fingerprint.as_ref();
+        drop_dead(connection, sql, &completion.claim.key, fingerprint).await?;
     }
+    let parked = held.iter().filter_map(|c| c.parked.map(|seq| (seq, &c.claim.key)));
+    drop_due(connection, sql, &parked.collect::<Vec<_>>()).await?;
     let lost = held.len() < completions.len();
     let mut seen = if lost { look(connection, sql, &keys).await? } else { Vec::new() }.into_iter();
     Ok(taken
@@ -217,14 +251,16 @@ async fn record(
     insert.persistent(persistent).execute(connection).await.map(drop)
 }
 
-async fn drop_dead(
+/// Removes dead letters of a key that do not conflict with `fingerprint`.
+pub(crate) async fn drop_dead(
     connection: &mut MySqlConnection,
     sql: &Sql,
-    completion: &Completion,
+    key: &InboxKey,
+    fingerprint: Option<&Fingerprint>,
 ) -> Result<(), sqlx::Error> {
-    let fingerprint = fingerprint_bytes(completion.record.fingerprint.as_ref());
+    let fingerprint = fingerprint_bytes(fingerprint);
     let delete = query(sql.drop_dead());
-    bind_keys(delete, std::iter::once(&completion.claim.key))
+    bind_keys(delete, std::iter::once(key))
         .bind(fingerprint)
         .bind(fingerprint)
         .execute(connection)
@@ -232,7 +268,23 @@ async fn drop_dead(
         .map(drop)
 }
 
-fn fingerprint_bytes(fingerprint: Option<&Fingerprint>) -> &[u8] {
+/// Removes due rows.
+pub(crate) async fn drop_due(
+    connection: &mut MySqlConnection,
+    sql: &Sql,
+    rows: &[(ParkedSeq, &InboxKey)],
+) -> Result<(), sqlx::Error> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let mut delete = query(sql.drop_due(rows.len()));
+    for (seq, key) in padded(rows) {
+        delete = bind_keys(delete.bind(seq.0), std::iter::once(*key));
+    }
+    delete.execute(connection).await.map(drop)
+}
+
+pub(crate) fn fingerprint_bytes(fingerprint: Option<&Fingerprint>) -> &[u8] {
     fingerprint.map_or(b"", |fingerprint| fingerprint.as_str().as_bytes())
 }
 
@@ -267,12 +319,15 @@ async fn dead_letter_in(
         .bind(fingerprint_bytes(letter.fingerprint.as_ref()))
         .bind(envelope.origin.position())
         .bind(letter.lane.as_deref())
+        .bind(letter.lane_id.map(|lane| lane.0.to_vec()))
         .bind(envelope.to_stored())
         .bind(i32::try_from(letter.attempts).unwrap_or(i32::MAX))
         .bind(letter.last_status)
         .bind(letter.last_error.as_deref())
         .bind(<&'static str>::from(letter.reason))
         .bind(body)
+        .bind(letter.body_kept)
+        .bind(micros(letter.first_ago))
         .execute(connection)
         .await?;
     Ok(Settled::Done)

@@ -11,6 +11,8 @@ use sqlx::mysql::MySqlArguments;
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, MySql};
 
+mod parked;
+
 /// A statement with its parameters.
 pub(crate) type Bound<'q> = Query<'q, MySql, MySqlArguments>;
 
@@ -126,9 +128,18 @@ impl Sql {
              UNION ALL \
              SELECT 2, consumer_id, message_id, fingerprint, 0, 0, position, state, seq \
              FROM {p}inbox_parked FORCE INDEX (inbox_parked_message) \
-             WHERE (consumer_id, message_id) IN {keys} AND state IN ('dead', 'discarded')",
+             WHERE (consumer_id, message_id) IN {keys}",
             members,
         )
+    }
+
+    /// Lanes: those of them that are blocked.
+    pub(crate) fn blocked(&self, lanes: usize) -> String {
+        self.with_prefix(&format!(
+            "SELECT DISTINCT lane_id FROM {{p}}inbox_parked FORCE INDEX (inbox_parked_lane) \
+             WHERE lane_id IN ({}) AND state IN ('due', 'dead')",
+            tuples(lanes, "?")
+        ))
     }
 
     /// Per member: consumer, message, token.
@@ -189,18 +200,22 @@ impl Sql {
         )
     }
 
-    /// Subscription, consumer, message, fingerprint, position, lane, envelope, attempts, status,
-    /// error, reason, body. `seq` stays where the row exists.
+    /// Subscription, consumer, message, fingerprint, position, lane, lane's id, envelope, attempts,
+    /// status, error, reason, body, whether it is kept, microseconds since it was received first.
+    /// `seq` stays where the row exists; an older time stays, and is read before it is assigned.
     pub(crate) fn dead_letter(&self) -> String {
         self.with_prefix(
             "INSERT INTO {p}inbox_parked (subscription, consumer_id, message_id, fingerprint, \
-                 position, lane, envelope, attempts, last_status, last_error, reason, body, \
-                 due_at, parked_at, state) \
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, UTC_TIMESTAMP(3), 'dead') \
+                 position, lane, lane_id, envelope, attempts, last_status, last_error, reason, \
+                 body, body_kept, first_at, due_at, parked_at, state) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, \
+                 UTC_TIMESTAMP(3) - INTERVAL ? MICROSECOND, NULL, UTC_TIMESTAMP(3), 'dead') \
              ON DUPLICATE KEY UPDATE subscription = VALUES(subscription), \
-                 position = VALUES(position), lane = VALUES(lane), envelope = VALUES(envelope), \
-                 attempts = VALUES(attempts), last_status = VALUES(last_status), \
-                 last_error = VALUES(last_error), reason = VALUES(reason), body = VALUES(body), \
+                 position = VALUES(position), lane = VALUES(lane), lane_id = VALUES(lane_id), \
+                 envelope = VALUES(envelope), attempts = VALUES(attempts), \
+                 last_status = VALUES(last_status), last_error = VALUES(last_error), \
+                 reason = VALUES(reason), body = VALUES(body), body_kept = VALUES(body_kept), \
+                 first_at = LEAST(COALESCE(first_at, parked_at), VALUES(first_at)), \
                  due_at = NULL, parked_at = VALUES(parked_at), state = VALUES(state)",
         )
     }
@@ -223,33 +238,45 @@ impl Sql {
         )
     }
 
-    /// Rows of messages, claims, dead; microseconds since the oldest message and dead row. Up to
-    /// 10,000 rows are counted, beyond that the server's estimate is answered: no part reads more
-    /// than that many entries, whatever the size. (The oldest are the first entries of the
-    /// indexes that sweeps use.)
+    /// Rows of messages, claims, dead, due; microseconds since the oldest message, dead row, and
+    /// since the first of due rows was received. Up to 10,000 rows are counted, beyond that the
+    /// server's estimate is answered (of parked rows, of all states): no part reads more than that
+    /// many entries, whatever the size. (The oldest are the first entries of indexes.)
     pub(crate) fn stats(&self) -> String {
-        let rows = |table: &str, counted: &str, bounded: &str| {
+        let rows = |table: &str, bounded: &str| {
             format!(
-                "(SELECT CAST(CASE WHEN COUNT(*) <= 10000 THEN {counted} \
+                "(SELECT CAST(CASE WHEN COUNT(*) <= 10000 THEN COUNT(*) \
                      ELSE GREATEST(COUNT(*), COALESCE((SELECT table_rows \
                          FROM information_schema.tables WHERE table_schema = DATABASE() \
                          AND table_name = '{{p}}{table}'), 0)) END AS SIGNED) \
-                 FROM (SELECT {bounded} LIMIT 10001) AS bounded)"
+                 FROM (SELECT 1 FROM {bounded} LIMIT 10001) AS bounded)"
             )
         };
-        let messages = rows("inbox_messages", "COUNT(*)", "1 FROM {p}inbox_messages");
-        let claims = rows("inbox_claims", "COUNT(*)", "1 FROM {p}inbox_claims");
-        let dead = rows(
-            "inbox_parked",
-            "COUNT(CASE WHEN state = 'dead' THEN 1 END)",
-            "state FROM {p}inbox_parked ORDER BY parked_at",
-        );
+        let messages = rows("inbox_messages", "{p}inbox_messages");
+        let claims = rows("inbox_claims", "{p}inbox_claims");
+        let parked = |state: &str| {
+            let index = "FORCE INDEX (inbox_parked_state)";
+            rows("inbox_parked", &format!("{{p}}inbox_parked {index} WHERE state = '{state}'"))
+        };
+        let oldest = |column: &str, table: &str| {
+            format!(
+                "(SELECT TIMESTAMPDIFF(MICROSECOND, {column}, UTC_TIMESTAMP(3)) \
+                 FROM {{p}}{table} ORDER BY {column} LIMIT 1)"
+            )
+        };
         self.with_prefix(&format!(
-            "SELECT {messages}, {claims}, {dead}, \
-                 (SELECT TIMESTAMPDIFF(MICROSECOND, processed_at, UTC_TIMESTAMP(3)) \
-                     FROM {{p}}inbox_messages ORDER BY processed_at LIMIT 1), \
-                 (SELECT TIMESTAMPDIFF(MICROSECOND, parked_at, UTC_TIMESTAMP(3)) \
-                     FROM {{p}}inbox_parked WHERE state = 'dead' ORDER BY parked_at LIMIT 1)"
+            "SELECT {messages}, {claims}, {}, {}, {}, {}, {}",
+            parked("dead"),
+            parked("due"),
+            oldest("processed_at", "inbox_messages"),
+            oldest(
+                "parked_at",
+                "inbox_parked FORCE INDEX (inbox_parked_parked_at) WHERE state = 'dead'"
+            ),
+            oldest(
+                "first_at",
+                "inbox_parked FORCE INDEX (inbox_parked_first_at) WHERE state = 'due'"
+            ),
         ))
     }
 
@@ -263,13 +290,16 @@ impl Sql {
     }
 
     /// Consumer, message: the newest rows, oldest first, without their bodies: columns of
-    /// `parked`, state, microseconds of age, bytes of the body, rows of the key.
+    /// `parked`, state, microseconds of age, bytes of the body, rows of the key, microseconds until
+    /// due.
     pub(crate) fn explain_parked(&self) -> String {
         self.with_prefix(&format!(
             "SELECT p.subscription, p.envelope, NULL, p.fingerprint, p.lane, p.attempts, \
                  p.last_status, p.last_error, p.reason, p.state, \
                  TIMESTAMPDIFF(MICROSECOND, p.parked_at, UTC_TIMESTAMP(3)), \
-                 CAST(OCTET_LENGTH(p.body) AS SIGNED), newest.total \
+                 CAST(OCTET_LENGTH(p.body) AS SIGNED), newest.total, \
+                 IF(p.state = 'due', GREATEST(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(3), \
+                     p.due_at), 0), NULL) \
              FROM (SELECT seq, COUNT(*) OVER () AS total FROM {{p}}inbox_parked \
                  WHERE consumer_id = ? AND message_id = ? \
                  ORDER BY seq DESC LIMIT {EXPLAINED_COPIES_MAX}) AS newest \

@@ -45,8 +45,11 @@ const DEAD: Swept = Swept {
     key: "seq",
     tuple: "(?)",
     column: "parked_at",
-    further: "AND state IN ('dead', 'discarded')",
+    further: "AND state = 'dead'",
 };
+const DISCARDED: Swept = Swept { further: "AND state = 'discarded'", ..DEAD };
+const AUDIT: Swept =
+    Swept { table: "{p}inbox_audit", key: "id", tuple: "(?)", column: "acted_at", further: "" };
 
 impl MysqlStore {
     pub(crate) async fn sweep_once(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError> {
@@ -68,10 +71,12 @@ impl MysqlStore {
             return Ok(SweepReport::default());
         };
         let report = async {
+            self.sweep_table(&AUDIT, policy.dead_retention, batch).await?;
             Ok(SweepReport {
                 ran: true,
                 messages: self.sweep_table(&MESSAGES, policy.retention, batch).await?,
-                dead: self.sweep_table(&DEAD, policy.dead_retention, batch).await?,
+                dead: self.sweep_table(&DEAD, policy.dead_retention, batch).await?
+                    + self.sweep_table(&DISCARDED, policy.dead_retention, batch).await?,
                 claims: self.sweep_table(&CLAIMS, policy.idle_claims, batch).await?,
             })
         }

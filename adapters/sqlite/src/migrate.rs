@@ -33,7 +33,8 @@ const MIGRATIONS: &[Migration] = &[
     Migration {
         version: 2,
         name: "parking",
-        breaking: false,
+        // An older binary does not see due rows, and would forward their messages again.
+        breaking: true,
         sql: include_str!("../../../migrations/sqlite/0002_parking.sql"),
     },
 ];

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use inboxd_conformance::servers::{mysql_url, unique};
 use inboxd_conformance::store::{FreshDatabase, Guard, Row, StoreHarness, StoreTraits};
-use inboxd_contract::{Claim, InboxKey, InboxStore, StoreError};
+use inboxd_contract::{Claim, InboxKey, InboxStore, ParkedSeq, ParkedState, StoreError};
 use inboxd_mysql::{MysqlConfig, MysqlStore};
 use secrecy::SecretString;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection};
@@ -222,6 +222,55 @@ impl StoreHarness for MysqlHarness {
 
     async fn lock_claim(&self, key: &InboxKey) -> Box<dyn Guard> {
         let lock = format!("UPDATE inbox_claims SET attempts = attempts WHERE {KEY}");
+        self.database.open_transaction(&[lock], key).await
+    }
+
+    async fn backdate_due(&self, key: &InboxKey, age: Duration) {
+        let sql = format!(
+            "UPDATE inbox_parked SET due_at = UTC_TIMESTAMP(3) - INTERVAL {} MICROSECOND \
+             WHERE {KEY} AND state = 'due'",
+            age.as_micros()
+        );
+        self.database.with_key(&sql, key).await;
+    }
+
+    async fn backdate_first(&self, key: &InboxKey, age: Duration) {
+        let sql = format!(
+            "UPDATE inbox_parked SET first_at = UTC_TIMESTAMP(3) - INTERVAL {} MICROSECOND \
+             WHERE {KEY}",
+            age.as_micros()
+        );
+        self.database.with_key(&sql, key).await;
+    }
+
+    async fn backdate_audit(&self, seq: ParkedSeq, age: Duration) {
+        let sql = format!(
+            "UPDATE inbox_audit SET acted_at = UTC_TIMESTAMP(3) - INTERVAL {} MICROSECOND \
+             WHERE seq = ?",
+            age.as_micros()
+        );
+        let mut connection = self.database.connect().await;
+        let done = sqlx::query(AssertSqlSafe(sql)).bind(seq.0).execute(&mut connection).await;
+        assert!(done.expect("a statement of the test").rows_affected() > 0, "no such entry");
+        connection.close().await.expect("closed");
+    }
+
+    async fn rows_in_state(&self, key: &InboxKey, state: ParkedState) -> u64 {
+        let sql = format!("SELECT COUNT(*) FROM inbox_parked WHERE {KEY} AND state = ?");
+        let mut connection = self.database.connect().await;
+        let row = sqlx::query(AssertSqlSafe(sql))
+            .bind(key.consumer_id.as_str().as_bytes())
+            .bind(key.message_id.as_str().as_bytes())
+            .bind(state.as_str())
+            .fetch_one(&mut connection)
+            .await
+            .expect("counted");
+        connection.close().await.expect("closed");
+        u64::try_from(row.get::<i64, _>(0)).expect("a count")
+    }
+
+    async fn lock_parked(&self, key: &InboxKey) -> Box<dyn Guard> {
+        let lock = format!("UPDATE inbox_parked SET attempts = attempts WHERE {KEY}");
         self.database.open_transaction(&[lock], key).await
     }
 

@@ -15,3 +15,9 @@ async fn store_conformance() {
     let harness = Arc::new(MysqlHarness::new().await);
     inboxd_conformance::store::run(harness).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parking_conformance() {
+    let harness = Arc::new(MysqlHarness::new().await);
+    inboxd_conformance::store::run_parking(harness).await;
+}
