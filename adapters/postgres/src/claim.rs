@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use inboxd_contract::{Attempt, Claim, ClaimAnswer, ClaimRequest, Hold, InboxKey, OwnerId, Token};
+use inboxd_contract::{
+    Attempt, Claim, ClaimAnswer, ClaimRequest, Hold, InboxKey, LaneId, OwnerId, Token,
+};
 use sqlx::Row;
 
 use crate::batch::Operation;
 use crate::error::Failure;
-use crate::look::{look, split_keys};
+use crate::look::{look, look_at_lanes, split_keys};
 use crate::session::{LockWait, Sessions, Work};
 use crate::sql::Sql;
 
@@ -69,9 +71,10 @@ impl Claiming<'_> {
     ) -> Result<Vec<ClaimAnswer>, Failure> {
         let held = self.take(work, members).await?;
         let keys: Vec<&InboxKey> = members.iter().map(|request| &request.claim.key).collect();
-        let sights = look(work, self.sql, &keys).await?;
+        let lanes = members.iter().map(|request| lane_bytes(request.lane_id.as_ref())).collect();
+        let sights = look_at_lanes(work, self.sql, &keys, lanes).await?;
         let mut answers = Vec::with_capacity(members.len());
-        let mut unneeded = Vec::new();
+        let (mut unneeded, mut freed) = (Vec::new(), Vec::new());
         for (request, sight) in members.iter().zip(&sights) {
             let key = &request.claim.key;
             let attempts = held.get(&(key.consumer_id.as_str(), key.message_id.as_str()));
@@ -80,8 +83,12 @@ impl Claiming<'_> {
                 None => Hold::Other { expires_in: sight.claim_left },
             };
             let answer = ClaimAnswer::resolve(request, hold, &sight.look);
-            if attempts.is_some() && !answer.is_held() {
-                unneeded.push(&request.claim);
+            match (&answer, attempts) {
+                (_, None) => {}
+                (answer, Some(_)) if answer.is_held() => {}
+                // What a worker that died had counted stays.
+                (ClaimAnswer::Parked { .. }, Some(2..)) => freed.push(&request.claim),
+                _ => unneeded.push(&request.claim),
             }
             answers.push(answer);
         }
@@ -92,6 +99,9 @@ impl Claiming<'_> {
                 .bind(messages)
                 .bind(tokens(unneeded.into_iter()));
             work.rows("removing claims", query).await?;
+        }
+        if !freed.is_empty() {
+            give_back(work, self.sql, &freed).await?;
         }
         Ok(answers)
     }
@@ -127,6 +137,27 @@ impl Claiming<'_> {
         }
         Ok(held)
     }
+}
+
+/// A lane as the statements take it.
+pub(crate) fn lane_bytes(lane: Option<&LaneId>) -> Option<&[u8]> {
+    lane.map(|lane| &lane.0[..])
+}
+
+/// Frees claims of ours and takes their attempts back; their rows are locked by us already.
+pub(crate) async fn give_back(
+    work: &mut Work,
+    sql: &Sql,
+    claims: &[&Claim],
+) -> Result<(), Failure> {
+    let (consumers, messages) = split_keys(claims.iter().map(|claim| &claim.key));
+    let query = sqlx::query(sql.release())
+        .bind(consumers)
+        .bind(messages)
+        .bind(tokens(claims.iter().copied()))
+        .bind(vec![1_i32; claims.len()]);
+    work.rows("giving claims back", query).await?;
+    Ok(())
 }
 
 /// A batch of further attempts.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use inboxd_contract::{DeadLetter, Settled, Token};
 
 use crate::batch::Operation;
+use crate::claim::{lane_bytes, micros};
 use crate::error::Failure;
 use crate::look::look;
 use crate::session::{LockWait, Sessions, Work};
@@ -91,7 +92,10 @@ impl Burying<'_> {
             .bind(i32::try_from(letter.attempts).unwrap_or(i32::MAX))
             .bind(letter.last_status.map(i32::from))
             .bind(letter.last_error.as_deref())
-            .bind(reason);
+            .bind(reason)
+            .bind(lane_bytes(letter.lane_id.as_ref()))
+            .bind(micros(letter.first_ago))
+            .bind(letter.body_kept);
         work.rows("the dead letter", query).await?;
         Ok(())
     }

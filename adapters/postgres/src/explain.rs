@@ -10,7 +10,7 @@ use sqlx::Row;
 use sqlx::postgres::PgRow;
 
 use crate::error::Failure;
-use crate::look::copy;
+use crate::look::{copy, state};
 use crate::session::Work;
 use crate::sql::Sql;
 
@@ -57,7 +57,8 @@ pub(crate) async fn stats(work: &mut Work, sql: &Sql) -> Result<StoreStats, Fail
             dead: count("dead")?,
             oldest_message: row.try_get::<Option<i64>, _>("oldest_message_us")?.map(micros),
             oldest_dead: row.try_get::<Option<i64>, _>("oldest_dead_us")?.map(micros),
-            ..StoreStats::default()
+            due: count("due")?,
+            oldest_due: row.try_get::<Option<i64>, _>("oldest_due_us")?.map(micros),
         })
     };
     read().map_err(|error: sqlx::Error| {
@@ -92,11 +93,8 @@ fn explained_copy(row: &PgRow) -> Result<ExplainedCopy, sqlx::Error> {
     Ok(ExplainedCopy {
         copy: copy(row)?,
         body_bytes: row.try_get::<Option<i64>, _>("body_bytes")?.map(unsigned),
-        state: row
-            .try_get::<&str, _>("state")?
-            .parse()
-            .map_err(|_| sqlx::Error::Decode("an unknown state".into()))?,
-        due_in: None,
+        state: state(row)?,
+        due_in: row.try_get::<Option<i64>, _>("due_us")?.map(micros),
         parked_ago: micros(row.try_get("ago_us")?),
     })
 }
@@ -105,10 +103,11 @@ fn count(row: &PgRow, name: &str) -> Result<u64, sqlx::Error> {
     row.try_get(name).map(unsigned)
 }
 
-fn unsigned(count: i64) -> u64 {
+pub(crate) fn unsigned(count: i64) -> u64 {
     u64::try_from(count).unwrap_or(0)
 }
 
-fn micros(micros: i64) -> Duration {
+/// A duration as the statements answer it; what has passed is zero.
+pub(crate) fn micros(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }

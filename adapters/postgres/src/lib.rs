@@ -15,20 +15,25 @@
 //!
 //! What it does not do: retry. An error says whether trying again may help.
 
+mod arrive;
 mod batch;
 mod claim;
 mod config;
 mod dead;
 mod error;
 mod explain;
+mod letters;
 mod look;
 mod migrate;
+mod parked_sql;
+mod parking;
 mod pooler;
 mod session;
 mod settle;
 mod sql;
 mod store;
 mod sweep;
+mod take;
 
 pub use config::{PostgresConfig, PostgresConfigError};
 pub use store::PostgresStore;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use inboxd_contract::{DeadRow, Envelope, Fingerprint, InboxKey, Look, ParkedCopy};
+use inboxd_contract::{DeadRow, Envelope, Fingerprint, InboxKey, Look, ParkedCopy, ParkedState};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
@@ -32,8 +32,18 @@ pub(crate) async fn look(
     sql: &Sql,
     keys: &[&InboxKey],
 ) -> Result<Vec<Sight>, Failure> {
+    look_at_lanes(work, sql, keys, vec![None; keys.len()]).await
+}
+
+/// The same, and whether lanes are blocked: one for each key, or none.
+pub(crate) async fn look_at_lanes(
+    work: &mut Work,
+    sql: &Sql,
+    keys: &[&InboxKey],
+    lanes: Vec<Option<&[u8]>>,
+) -> Result<Vec<Sight>, Failure> {
     let (consumers, messages) = split_keys(keys.iter().copied());
-    let query = sqlx::query(sql.look()).bind(consumers).bind(messages);
+    let query = sqlx::query(sql.look()).bind(consumers).bind(messages).bind(lanes);
     let rows = work.rows("the look", query).await?;
     let mut sights = vec![Sight::default(); keys.len()];
     for row in &rows {
@@ -52,16 +62,27 @@ fn read(row: &PgRow, sights: &mut [Sight]) -> Result<(), sqlx::Error> {
         let fingerprint: Option<&str> = row.try_get("message_fingerprint")?;
         sight.look.processed = Some(fingerprint.and_then(Fingerprint::from_stored));
     }
-    if let Some(fingerprint) = row.try_get::<Option<&str>, _>("dead_fingerprint")? {
-        sight.look.dead.push(DeadRow {
-            fingerprint: Fingerprint::from_stored(fingerprint),
-            position: row.try_get("dead_position")?,
-            discarded: row.try_get("discarded")?,
-        });
+    if let Some(fingerprint) = row.try_get::<Option<&str>, _>("parked_fingerprint")? {
+        let fingerprint = Fingerprint::from_stored(fingerprint);
+        match state(row)? {
+            ParkedState::Due => sight.look.due.push(fingerprint),
+            dead => sight.look.dead.push(DeadRow {
+                fingerprint,
+                position: row.try_get("position")?,
+                discarded: dead == ParkedState::Discarded,
+            }),
+        }
     }
+    sight.look.lane_blocked = row.try_get::<Option<bool>, _>("lane_blocked")? == Some(true);
     let left_us: i64 = row.try_get::<Option<i64>, _>("left_us")?.unwrap_or(0);
     sight.claim_left = Duration::from_micros(u64::try_from(left_us).unwrap_or(0));
     Ok(())
+}
+
+pub(crate) fn state(row: &PgRow) -> Result<ParkedState, sqlx::Error> {
+    let state: &str = row.try_get("state")?;
+    let unknown = |_| sqlx::Error::Decode(format!("an unknown state: {state:?}").into());
+    state.parse().map_err(unknown)
 }
 
 /// All parked rows of one key.

@@ -18,12 +18,20 @@ struct Migration {
     breaking: bool,
 }
 
-const MIGRATIONS: &[Migration] = &[Migration {
-    version: 1,
-    name: "inbox",
-    sql: include_str!("../../../migrations/postgres/0001_inbox.sql"),
-    breaking: true,
-}];
+const MIGRATIONS: &[Migration] = &[
+    Migration {
+        version: 1,
+        name: "inbox",
+        sql: include_str!("../../../migrations/postgres/0001_inbox.sql"),
+        breaking: true,
+    },
+    Migration {
+        version: 2,
+        name: "parking",
+        sql: include_str!("../../../migrations/postgres/0002_parking.sql"),
+        breaking: true,
+    },
+];
 
 struct Applied {
     version: i32,

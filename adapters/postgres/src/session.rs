@@ -166,6 +166,23 @@ impl Work {
         rows.map_err(|error| Failure::of(doing, error))
     }
 
+    /// Runs a statement of the protocol of transactions.
+    pub(crate) async fn simple(&mut self, sql: &'static str) -> Result<(), Failure> {
+        let done = sqlx::raw_sql(sql).execute(self.connection()).await;
+        done.map_err(|error| Failure::of(sql, error))?;
+        Ok(())
+    }
+
+    /// Runs a statement that is put together for this one call, and not kept prepared.
+    pub(crate) async fn rows_once(
+        &mut self,
+        doing: &str,
+        query: Query<'_, Postgres, PgArguments>,
+    ) -> Result<Vec<PgRow>, Failure> {
+        let rows = query.persistent(false).fetch_all(self.connection()).await;
+        rows.map_err(|error| Failure::of(doing, error))
+    }
+
     /// Makes it durable: one round trip.
     pub(crate) async fn commit(mut self) -> Result<(), Failure> {
         let done = sqlx::raw_sql("COMMIT").execute(self.connection()).await;

@@ -10,6 +10,8 @@ use crate::batch::Operation;
 use crate::claim::{looks_of, place, tokens, unreadable};
 use crate::error::Failure;
 use crate::look::split_keys;
+use crate::parked_sql::ParkedSql;
+use crate::parking::remove_rows;
 use crate::session::{LockWait, Sessions, Work};
 use crate::sql::Sql;
 
@@ -17,6 +19,7 @@ use crate::sql::Sql;
 pub(crate) struct Completing<'a> {
     pub(crate) sessions: &'a Sessions,
     pub(crate) sql: &'a Sql,
+    pub(crate) parked_sql: &'a ParkedSql,
 }
 
 /// What the statement said of one member.
@@ -56,6 +59,9 @@ impl Completing<'_> {
     ) -> Result<Vec<Settled>, Failure> {
         let written = self.write(work, members).await?;
         self.supersede(work, members, &written).await?;
+        let held = members.iter().zip(&written).filter(|(_, written)| **written != Written::Lost);
+        let rows = held.filter_map(|(member, _)| Some((&member.claim.key, member.parked?)));
+        remove_rows(work, self.parked_sql, rows).await?;
         let keys: Vec<&InboxKey> = members
             .iter()
             .zip(&written)

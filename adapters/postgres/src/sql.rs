@@ -4,31 +4,32 @@
 //! bytes, which is what COLLATE "C" compares; a row that was changed while it was waited for is
 //! judged again by its token.
 
-use std::sync::Arc;
-
-use sqlx::AssertSqlSafe;
-
+/// A struct of statements, with what stands before the tables' names filled in.
 macro_rules! statements {
-    ($($(#[$doc:meta])* $name:ident = $text:expr;)*) => {
-        /// All statements of one store.
-        pub(crate) struct Sql {
-            $($(#[$doc])* $name: Arc<str>,)*
+    ($(#[$about:meta])* $group:ident $($(#[$doc:meta])* $name:ident = $text:expr;)*) => {
+        $(#[$about])*
+        pub(crate) struct $group {
+            $($(#[$doc])* $name: ::std::sync::Arc<str>,)*
         }
 
-        impl Sql {
+        impl $group {
             /// `qualifier` stands before every table's name.
             pub(crate) fn new(qualifier: &str) -> Self {
                 Self { $($name: $text.replace("{t}", qualifier).into(),)* }
             }
 
-            $($(#[$doc])* pub(crate) fn $name(&self) -> AssertSqlSafe<Arc<str>> {
-                AssertSqlSafe(Arc::clone(&self.$name))
+            $($(#[$doc])* pub(crate) fn $name(&self) -> ::sqlx::AssertSqlSafe<::std::sync::Arc<str>> {
+                ::sqlx::AssertSqlSafe(::std::sync::Arc::clone(&self.$name))
             })*
         }
     };
 }
+pub(crate) use statements;
 
 statements! {
+    /// All other statements of one store.
+    Sql
+
     /// Takes what is free or expired, keeps what has this token already. Answers what is held.
     claim = r#"
 INSERT INTO {t}inbox_claims AS c (consumer_id, message_id, owner, token, attempts, expires_at)
@@ -44,17 +45,21 @@ SET owner = excluded.owner,
 WHERE c.token IS NULL OR c.token = excluded.token OR c.expires_at <= clock_timestamp()
 RETURNING c.consumer_id, c.message_id, c.attempts"#;
 
-    /// What is there for each key, and how long its claim still runs.
+    /// What is there for each key, whether its lane is blocked (where one is asked about), and how
+    /// long its claim still runs.
     look = r#"
 SELECT u.place, m.message_id IS NOT NULL AS processed, m.fingerprint AS message_fingerprint,
-       p.fingerprint AS dead_fingerprint, p.position AS dead_position,
-       p.state = 'discarded' AS discarded,
+       p.fingerprint AS parked_fingerprint, p.position, p.state,
+       CASE WHEN u.lane_id IS NOT NULL THEN (
+           SELECT true FROM {t}inbox_parked b
+           WHERE b.lane_id = u.lane_id AND b.state <> 'discarded' LIMIT 1) END AS lane_blocked,
        (extract(epoch FROM c.expires_at - clock_timestamp()) * 1000000)::bigint AS left_us
-FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS u (consumer_id, message_id, place)
+FROM unnest($1::text[], $2::text[], $3::bytea[])
+    WITH ORDINALITY AS u (consumer_id, message_id, lane_id, place)
 LEFT JOIN {t}inbox_messages m
     ON m.consumer_id = u.consumer_id AND m.message_id = u.message_id
 LEFT JOIN {t}inbox_parked p
-    ON p.consumer_id = u.consumer_id AND p.message_id = u.message_id AND p.state <> 'due'
+    ON p.consumer_id = u.consumer_id AND p.message_id = u.message_id
 LEFT JOIN {t}inbox_claims c
     ON c.consumer_id = u.consumer_id AND c.message_id = u.message_id
 ORDER BY u.place, p.seq"#;
@@ -171,11 +176,14 @@ RETURNING attempts"#;
     /// Writes a dead letter, or replaces it.
     dead_letter = r#"
 INSERT INTO {t}inbox_parked AS p (subscription, consumer_id, message_id, fingerprint, position,
-    lane, envelope, body, attempts, last_status, last_error, reason, state)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, 'dead')
+    lane, envelope, body, attempts, last_status, last_error, reason, lane_id, first_at, body_kept,
+    state)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13,
+    clock_timestamp() - $14::bigint * interval '1 microsecond', $15, 'dead')
 ON CONFLICT (consumer_id, message_id, fingerprint) DO UPDATE
 SET subscription = excluded.subscription, position = excluded.position, lane = excluded.lane,
-    envelope = excluded.envelope, body = excluded.body, attempts = excluded.attempts,
+    lane_id = excluded.lane_id, first_at = least(p.first_at, excluded.first_at),
+    body_kept = excluded.body_kept, envelope = excluded.envelope, body = excluded.body, attempts = excluded.attempts,
     due_at = NULL, last_status = excluded.last_status, last_error = excluded.last_error,
     parked_at = now(), reason = excluded.reason, state = 'dead'"#;
 
@@ -205,7 +213,9 @@ ORDER BY seq"#;
 SELECT p.subscription, p.fingerprint, p.lane, p.envelope, NULL::bytea AS body, p.attempts,
     p.last_status, p.last_error, p.reason, p.state,
     (extract(epoch FROM clock_timestamp() - p.parked_at) * 1000000)::bigint AS ago_us,
-    octet_length(p.body)::bigint AS body_bytes, newest.total
+    octet_length(p.body)::bigint AS body_bytes, CASE WHEN p.state = 'due' THEN
+        (extract(epoch FROM p.due_at - clock_timestamp()) * 1000000)::bigint END AS due_us,
+    newest.total
 FROM (SELECT seq, count(*) OVER () AS total FROM {t}inbox_parked
     WHERE consumer_id = $1 AND message_id = $2 ORDER BY seq DESC LIMIT $3) AS newest
 JOIN {t}inbox_parked p ON p.seq = newest.seq
@@ -215,7 +225,9 @@ ORDER BY p.seq"#;
     /// answered: no part reads more than that many entries of an index, whatever the size.
     /// (The oldest are the first entries of the indexes that sweeps use.)
     stats = r#"
-SELECT m.rows AS messages, c.rows AS claims, p.rows AS dead,
+SELECT m.rows AS messages, c.rows AS claims, p.rows AS dead, d.rows AS due,
+    (SELECT (extract(epoch FROM clock_timestamp() - first_at) * 1000000)::bigint
+        FROM {t}inbox_parked WHERE state = 'due' ORDER BY first_at LIMIT 1) AS oldest_due_us,
     (SELECT (extract(epoch FROM clock_timestamp() - processed_at) * 1000000)::bigint
         FROM {t}inbox_messages ORDER BY processed_at LIMIT 1) AS oldest_message_us,
     (SELECT (extract(epoch FROM clock_timestamp() - parked_at) * 1000000)::bigint
@@ -235,7 +247,12 @@ FROM
             SELECT reltuples::bigint FROM pg_class
             WHERE oid = (SELECT tableoid FROM {t}inbox_parked LIMIT 1))) END AS rows
         FROM (SELECT state FROM {t}inbox_parked WHERE state <> 'due' ORDER BY parked_at
-            LIMIT 10001) AS bounded) AS p"#;
+            LIMIT 10001) AS bounded) AS p,
+    (SELECT CASE WHEN count(*) <= 10000 THEN count(*) ELSE greatest(count(*), (
+            SELECT reltuples::bigint FROM pg_class
+            WHERE oid = (SELECT tableoid FROM {t}inbox_parked LIMIT 1))) END AS rows
+        FROM (SELECT 1 FROM {t}inbox_parked WHERE state = 'due' ORDER BY first_at
+            LIMIT 10001) AS bounded) AS d"#;
 
     /// True for one instance at a time, until the transaction ends.
     sweep_lock = "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0)) AS taken";

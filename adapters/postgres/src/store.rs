@@ -6,27 +6,34 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use inboxd_contract::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, ErrorClass, Explanation,
-    InboxKey, InboxStore, Look, Notes, OwnerId, ParkedCopy, Release, Settled, StoreError,
-    StoreLimits, StoreStats, SweepPolicy, SweepReport, Token,
+    Actor, Arrival, Arrived, Attempt, AuditEntry, Claim, ClaimAnswer, ClaimRequest, Completion,
+    DeadLetter, ErrorClass, Explanation, InboxKey, InboxStore, Look, Notes, OwnerId, ParkedCopy,
+    ParkedFilter, ParkedRow, ParkedSeq, Parking, Release, Replay, Replayed, Reschedule, Settled,
+    StoreError, StoreLimits, StoreStats, SweepPolicy, SweepReport, TakeDue, TakenBatch, Token,
+    Unpark,
 };
 use sqlx::Row;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgRow};
 use sqlx::query::Query;
 
+use crate::arrive::Arriving;
 use crate::batch::answer_each;
 use crate::claim::{Claiming, Counting, renew, unreadable};
 use crate::config::PostgresConfig;
 use crate::dead::Burying;
 use crate::error::Failure;
 use crate::explain::{explain, stats};
+use crate::letters::{self, Discarding, Replaying};
 use crate::look::{look, parked};
 use crate::migrate::migrate;
+use crate::parked_sql::ParkedSql;
+use crate::parking::{ParkingAll, Rescheduling, Unparking, body_bytes, portions};
 use crate::pooler;
 use crate::session::{LockWait, Sessions};
 use crate::settle::{Completing, Releasing};
 use crate::sql::Sql;
 use crate::sweep::sweep;
+use crate::take::Taking;
 
 /// A field ends at 1 GiB, and so does a message of the protocol; half of it leaves room for
 /// everything beside the body.
@@ -39,6 +46,7 @@ pub struct PostgresStore {
     /// Renewals: a pool of one, so that they never queue behind other calls.
     renewals: Sessions,
     sql: Sql,
+    parked_sql: ParkedSql,
     /// Names the advisory lock of sweeps.
     sweep_lock: String,
     config: PostgresConfig,
@@ -73,6 +81,7 @@ impl PostgresStore {
             sessions: Sessions::new(&config, options.clone(), config.pool_max),
             renewals: Sessions::new(&config, options.clone(), 1),
             sql: Sql::new(&qualifier),
+            parked_sql: ParkedSql::new(&qualifier),
             sweep_lock: format!("inboxd sweep {qualifier}"),
             options,
             migrate_options,
@@ -206,7 +215,9 @@ impl InboxStore for PostgresStore {
     }
 
     async fn complete(&self, completions: &[Completion]) -> Vec<Result<Settled, StoreError>> {
-        answer_each(&Completing { sessions: &self.sessions, sql: &self.sql }, completions).await
+        let operation =
+            Completing { sessions: &self.sessions, sql: &self.sql, parked_sql: &self.parked_sql };
+        answer_each(&operation, completions).await
     }
 
     async fn dead_letter(&self, letters: &[DeadLetter]) -> Vec<Result<Settled, StoreError>> {
@@ -220,6 +231,99 @@ impl InboxStore for PostgresStore {
 
     async fn release(&self, releases: &[Release]) -> Vec<Result<Settled, StoreError>> {
         answer_each(&Releasing { sessions: &self.sessions, sql: &self.sql }, releases).await
+    }
+
+    async fn park(&self, parkings: &[Parking]) -> Vec<Result<Settled, StoreError>> {
+        let operation =
+            ParkingAll { sessions: &self.sessions, sql: &self.sql, parked_sql: &self.parked_sql };
+        let mut answers = Vec::with_capacity(parkings.len());
+        for portion in portions(parkings, |parking| body_bytes(&parking.copy)) {
+            answers.extend(answer_each(&operation, portion).await);
+        }
+        answers
+    }
+
+    async fn arrive(&self, arrivals: &[Arrival]) -> Result<Vec<Arrived>, StoreError> {
+        let (sql, parked_sql) = (&self.sql, &self.parked_sql);
+        Arriving { sessions: &self.sessions, sql, parked_sql }.run(arrivals).await
+    }
+
+    async fn take_due(
+        &self,
+        owner: &OwnerId,
+        lease: Duration,
+        request: &TakeDue,
+    ) -> Result<TakenBatch, StoreError> {
+        let (sql, parked_sql) = (&self.sql, &self.parked_sql);
+        let taking = Taking { sessions: &self.sessions, sql, parked_sql, owner, lease, request };
+        Ok(taking.run().await?)
+    }
+
+    async fn reschedule(&self, reschedules: &[Reschedule]) -> Vec<Result<Settled, StoreError>> {
+        let (sql, parked_sql) = (&self.sql, &self.parked_sql);
+        let operation = Rescheduling { sessions: &self.sessions, sql, parked_sql };
+        answer_each(&operation, reschedules).await
+    }
+
+    async fn unpark(&self, unparks: &[Unpark]) -> Vec<Result<Settled, StoreError>> {
+        let (sql, parked_sql) = (&self.sql, &self.parked_sql);
+        answer_each(&Unparking { sessions: &self.sessions, sql, parked_sql }, unparks).await
+    }
+
+    async fn list_parked(
+        &self,
+        filter: &ParkedFilter,
+        after: Option<ParkedSeq>,
+        limit: u32,
+    ) -> Result<Vec<ParkedRow>, StoreError> {
+        let call = async {
+            let mut work = self.sessions.begin(LockWait::Whole).await?;
+            let rows = letters::list(&mut work, &self.parked_sql, filter, after, limit).await;
+            work.end(rows).await
+        };
+        Ok(self.sessions.bounded("listing parked rows", call).await?)
+    }
+
+    async fn count_parked(&self, filter: &ParkedFilter, most: u64) -> Result<u64, StoreError> {
+        let call = async {
+            let mut work = self.sessions.begin(LockWait::Whole).await?;
+            let count = letters::count(&mut work, &self.parked_sql, filter, most).await;
+            work.end(count).await
+        };
+        Ok(self.sessions.bounded("counting parked rows", call).await?)
+    }
+
+    async fn parked_row(&self, seq: ParkedSeq) -> Result<Option<ParkedRow>, StoreError> {
+        let call = async {
+            let mut work = self.sessions.begin(LockWait::Whole).await?;
+            let row = letters::row(&mut work, &self.parked_sql, seq).await;
+            work.end(row).await
+        };
+        Ok(self.sessions.bounded("reading a parked row", call).await?)
+    }
+
+    async fn replay(&self, replays: &[Replay], actor: &Actor) -> Vec<Result<Replayed, StoreError>> {
+        let (sql, parked_sql) = (&self.sql, &self.parked_sql);
+        let operation = Replaying { sessions: &self.sessions, sql, parked_sql, actor };
+        let mut answers = Vec::with_capacity(replays.len());
+        for replay in replays {
+            answers.extend(answer_each(&operation, std::slice::from_ref(replay)).await);
+        }
+        answers
+    }
+
+    async fn discard(&self, rows: &[ParkedSeq], actor: &Actor) -> Vec<Result<bool, StoreError>> {
+        let parked_sql = &self.parked_sql;
+        answer_each(&Discarding { sessions: &self.sessions, parked_sql, actor }, rows).await
+    }
+
+    async fn audit(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>, StoreError> {
+        let call = async {
+            let mut work = self.sessions.begin(LockWait::Whole).await?;
+            let entries = letters::audit(&mut work, &self.parked_sql, before, limit).await;
+            work.end(entries).await
+        };
+        Ok(self.sessions.bounded("reading the audit", call).await?)
     }
 
     async fn look(&self, keys: &[InboxKey]) -> Result<Vec<Look>, StoreError> {
@@ -261,7 +365,8 @@ impl InboxStore for PostgresStore {
     }
 
     async fn sweep(&self, policy: &SweepPolicy) -> Result<SweepReport, StoreError> {
-        Ok(sweep(&self.sessions, &self.sql, &self.sweep_lock, policy).await?)
+        let (sql, parked_sql) = (&self.sql, &self.parked_sql);
+        Ok(sweep(&self.sessions, sql, parked_sql, &self.sweep_lock, policy).await?)
     }
 
     async fn ping(&self) -> Result<(), StoreError> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::claim::{micros, unreadable};
 use crate::error::Failure;
+use crate::parked_sql::ParkedSql;
 use crate::session::{LockWait, Sessions};
 use crate::sql::Sql;
 
@@ -15,6 +16,7 @@ use crate::sql::Sql;
 pub(crate) async fn sweep(
     sessions: &Sessions,
     sql: &Sql,
+    parked_sql: &ParkedSql,
     lock_name: &str,
     policy: &SweepPolicy,
 ) -> Result<SweepReport, Failure> {
@@ -26,6 +28,8 @@ pub(crate) async fn sweep(
     report.messages = count;
     let dead = sweeper.table(&|| sql.sweep_parked(), policy.dead_retention).await?;
     report.dead = dead.unwrap_or(0);
+    // What was done to dead letters is kept as long as they are.
+    sweeper.table(&|| parked_sql.sweep_audit(), policy.dead_retention).await?;
     let claims = sweeper.table(&|| sql.sweep_claims(), policy.idle_claims).await?;
     report.claims = claims.unwrap_or(0);
     Ok(report)

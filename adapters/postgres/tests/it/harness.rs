@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use inboxd_conformance::servers;
 use inboxd_conformance::store::{FreshDatabase, Guard, Row, StoreHarness, StoreTraits};
-use inboxd_contract::{Claim, InboxKey, InboxStore, StoreError};
+use inboxd_contract::{Claim, InboxKey, InboxStore, ParkedSeq, ParkedState, StoreError};
 use inboxd_postgres::{PostgresConfig, PostgresStore};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool};
@@ -74,6 +74,28 @@ impl Harness {
             .await
             .expect("a statement of the harness")
             .rows_affected()
+    }
+
+    /// Counts rows of one key.
+    async fn counted(&self, sql: String, key: &InboxKey) -> u64 {
+        let count: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
+            .bind(key.consumer_id.as_str())
+            .bind(key.message_id.as_str())
+            .fetch_one(&self.pool)
+            .await
+            .expect("counted");
+        count.unsigned_abs()
+    }
+
+    /// Sets a time of the parked rows of one key.
+    async fn set_age(&self, column: &str, key: &InboxKey, age: Duration, which: &str) {
+        let sql = format!(
+            "UPDATE {}inbox_parked \
+             SET {column} = clock_timestamp() - interval '{} milliseconds' WHERE {KEY}{which}",
+            self.t(),
+            age.as_millis()
+        );
+        self.about(sql, key).await;
     }
 
     /// A transaction that has run these statements about one key.
@@ -147,13 +169,7 @@ impl StoreHarness for Harness {
     async fn rows(&self, row: Row<'_>) -> u64 {
         let (table, _, key) = place(row);
         let sql = format!("SELECT count(*) FROM {}{table} WHERE {KEY}", self.t());
-        let count: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
-            .bind(key.consumer_id.as_str())
-            .bind(key.message_id.as_str())
-            .fetch_one(&self.pool)
-            .await
-            .expect("counted");
-        count.unsigned_abs()
+        self.counted(sql, key).await
     }
 
     async fn discard(&self, key: &InboxKey) {
@@ -175,6 +191,39 @@ impl StoreHarness for Harness {
 
     async fn lock_claim(&self, key: &InboxKey) -> Box<dyn Guard> {
         let sql = format!("SELECT 1 FROM {}inbox_claims WHERE {KEY} FOR UPDATE", self.t());
+        self.open_transaction(&[sql], key).await
+    }
+
+    async fn backdate_due(&self, key: &InboxKey, age: Duration) {
+        self.set_age("due_at", key, age, " AND state = 'due'").await;
+    }
+
+    async fn backdate_first(&self, key: &InboxKey, age: Duration) {
+        self.set_age("first_at", key, age, "").await;
+    }
+
+    async fn backdate_audit(&self, seq: ParkedSeq, age: Duration) {
+        let sql = format!(
+            "UPDATE {}inbox_audit SET acted_at = clock_timestamp() - interval '{} milliseconds' \
+             WHERE seq = $1",
+            self.t(),
+            age.as_millis()
+        );
+        let update = sqlx::query(AssertSqlSafe(sql)).bind(seq.0).execute(&self.pool).await;
+        update.expect("a statement of the harness");
+    }
+
+    async fn rows_in_state(&self, key: &InboxKey, state: ParkedState) -> u64 {
+        let sql = format!(
+            "SELECT count(*) FROM {}inbox_parked WHERE {KEY} AND state = '{}'",
+            self.t(),
+            state.as_str()
+        );
+        self.counted(sql, key).await
+    }
+
+    async fn lock_parked(&self, key: &InboxKey) -> Box<dyn Guard> {
+        let sql = format!("SELECT 1 FROM {}inbox_parked WHERE {KEY} FOR UPDATE", self.t());
         self.open_transaction(&[sql], key).await
     }
 

@@ -17,3 +17,10 @@ async fn store_conforms() {
     inboxd_conformance::store::run(Arc::clone(&harness) as _).await;
     harness.drop_schemas().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn store_parks() {
+    let harness = Arc::new(Harness::new().await);
+    inboxd_conformance::store::run_parking(Arc::clone(&harness) as _).await;
+    harness.drop_schemas().await;
+}
