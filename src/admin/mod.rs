@@ -11,6 +11,7 @@ mod operator;
 mod problem;
 mod routes;
 mod server;
+mod tls;
 mod words;
 
 #[cfg(test)]
@@ -35,4 +36,5 @@ pub use operator::{
     Running, RunningMessage, Status, SubscriptionStatus, Subscriptions, Which,
 };
 pub use server::{AdminServer, Endpoints};
-pub use words::waits;
+pub use tls::{TlsError, acceptor, certificates};
+pub use words::{span, waits};

@@ -18,9 +18,11 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use secrecy::SecretString;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -66,7 +68,7 @@ pub struct AdminServer {
 
 impl AdminServer {
     /// Binds and serves probes and metrics, and with an operator the API too. With a token, every
-    /// request must carry it as a bearer token.
+    /// request must carry it as a bearer token; with TLS, every connection begins with it.
     ///
     /// # Errors
     /// The address cannot be bound.
@@ -75,6 +77,7 @@ impl AdminServer {
         endpoints: Endpoints,
         operator: Option<Arc<dyn Operator>>,
         token: Option<&SecretString>,
+        tls: Option<TlsAcceptor>,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
@@ -84,7 +87,8 @@ impl AdminServer {
             None => PROBE_CONNECTION_MAX,
         };
         let router = router(endpoints, operator, Guard::new(address, token));
-        let task = tokio::spawn(serve(listener, router, longest, stop.clone()));
+        let how = How { router, tls, longest };
+        let task = tokio::spawn(serve(listener, how, stop.clone()));
         Ok(Self { address, stop, task: Some(task) })
     }
 
@@ -113,8 +117,15 @@ impl Drop for AdminServer {
     }
 }
 
+/// How connections of a listener are served.
+struct How {
+    router: Router,
+    tls: Option<TlsAcceptor>,
+    longest: Duration,
+}
+
 /// Accepts until `stop`, then lets answers under way end.
-async fn serve(listener: TcpListener, router: Router, longest: Duration, stop: CancellationToken) {
+async fn serve(listener: TcpListener, how: How, stop: CancellationToken) {
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let connections = TaskTracker::new();
     // Cut with this task, however it ends.
@@ -140,11 +151,12 @@ async fn serve(listener: TcpListener, router: Router, longest: Duration, stop: C
             }
         };
         let (stop, cut) = (stop.clone(), cut.clone());
-        let router = router.clone().layer(Extension(Peer(peer)));
+        let router = how.router.clone().layer(Extension(Peer(peer)));
+        let (tls, longest) = (how.tls.clone(), how.longest);
         connections.spawn(async move {
             tokio::select! {
                 () = cut.cancelled() => {}
-                () = answer(stream, router, longest, stop) => {}
+                () = shake_hands(stream, tls, router, longest, stop) => {}
             }
             drop(slot);
         });
@@ -154,9 +166,33 @@ async fn serve(listener: TcpListener, router: Router, longest: Duration, stop: C
     let _ = tokio::time::timeout(CLOSE_WITHIN, connections.wait()).await;
 }
 
-/// Serves one connection: until its peer leaves, it is told to stop, or its time is over.
-async fn answer(stream: TcpStream, router: Router, longest: Duration, stop: CancellationToken) {
+/// TLS first, where there is TLS.
+async fn shake_hands(
+    stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+    router: Router,
+    longest: Duration,
+    stop: CancellationToken,
+) {
     let _ = stream.set_nodelay(true);
+    let Some(tls) = tls else { return answer(stream, router, longest, stop).await };
+    let shaken = tokio::select! {
+        biased;
+        () = stop.cancelled() => return,
+        shaken = tokio::time::timeout(HEAD_WITHIN, tls.accept(stream)) => shaken,
+    };
+    match shaken {
+        Ok(Ok(stream)) => answer(stream, router, longest, stop).await,
+        Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake with a listener failed"),
+        Err(_) => tracing::debug!("a TLS handshake with a listener took too long"),
+    }
+}
+
+/// Serves one connection: until its peer leaves, it is told to stop, or its time is over.
+async fn answer<S>(stream: S, router: Router, longest: Duration, stop: CancellationToken)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_WITHIN)
@@ -234,8 +270,9 @@ mod tests {
     async fn start(token: Option<&SecretString>) -> (AdminServer, HealthRegistry) {
         let health = HealthRegistry::new(Duration::from_secs(60));
         let endpoints = Endpoints { health: health.clone(), metrics: Metrics::new() };
-        let server =
-            AdminServer::start(([127, 0, 0, 1], 0).into(), endpoints, None, token).await.unwrap();
+        let server = AdminServer::start(([127, 0, 0, 1], 0).into(), endpoints, None, token, None)
+            .await
+            .unwrap();
         (server, health)
     }
 

@@ -137,7 +137,8 @@ async fn start(token: Option<&SecretString>) -> (AdminServer, Arc<Fake>) {
     let endpoints = Endpoints { health, metrics: Metrics::new() };
     let fake = Arc::new(Fake::default());
     let address = ([127, 0, 0, 1], 0).into();
-    let server = AdminServer::start(address, endpoints, Some(fake.clone()), token).await.unwrap();
+    let server =
+        AdminServer::start(address, endpoints, Some(fake.clone()), token, None).await.unwrap();
     (server, fake)
 }
 

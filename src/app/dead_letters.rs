@@ -13,6 +13,7 @@
 //! | all were, and the answer was lost | all is done | made again, the same |
 //! | a page of several | the pages before are done | going on after the last `seq`, or from the start by filter: what is no dead letter any more is not found |
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
@@ -24,6 +25,7 @@ use inboxd_contract::{
 };
 use uuid::Uuid;
 
+use super::{AppError, CLOSE_WITHIN, store};
 use crate::admin::{
     AuditItem, AuditPage, BODY_SHOWN_MAX, COUNT_MAX, DiscardAnswer, DiscardAsk, DiscardResult,
     DiscardedRow, LetterFilter, LetterHeader, LetterWhole, LettersError, ParkedAsk, ParkedItem,
@@ -31,11 +33,56 @@ use crate::admin::{
     Selection, readings,
 };
 use crate::causes::chain;
+use crate::config::Config;
 
 /// A database that hangs must not hang who asks.
 const READ_WITHIN: Duration = Duration::from_secs(10);
 /// For all rows of one call.
 const CHANGE_WITHIN: Duration = Duration::from_secs(60);
+
+/// A database that a command has opened for itself.
+pub struct OpenedStore(Arc<dyn InboxStore>);
+
+impl OpenedStore {
+    /// Its rows, as of now.
+    pub fn dead_letters(&self) -> DeadLetters<'_> {
+        DeadLetters::of(&*self.0)
+    }
+
+    /// Lets go of it.
+    pub async fn close(self) {
+        let _ = tokio::time::timeout(CLOSE_WITHIN, self.0.close()).await;
+    }
+}
+
+/// Opens the database as it is, to look into it: nothing is migrated, locked or written.
+///
+/// # Errors
+/// It cannot be read, in words.
+pub async fn open_to_look(config: &Config) -> Result<OpenedStore, String> {
+    opened(store::open_to_read(&config.database, config.lease), READ_WITHIN).await
+}
+
+/// Opens the database to change rows; it is migrated as for a start, and one that is a file is
+/// locked.
+///
+/// # Errors
+/// It cannot be used, in words: a SQLite file that a running sidecar has open names its process.
+pub async fn open_to_change(config: &Config) -> Result<OpenedStore, String> {
+    opened(store::open_to_change(&config.database, config.lease), CHANGE_WITHIN).await
+}
+
+async fn opened(
+    open: impl Future<Output = Result<Arc<dyn InboxStore>, AppError>>,
+    within: Duration,
+) -> Result<OpenedStore, String> {
+    match tokio::time::timeout(within, open).await {
+        Ok(Ok(store)) => Ok(OpenedStore(store)),
+        Ok(Err(AppError::Store(error))) => Err(chain(&error)),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("no answer within {within:?}")),
+    }
+}
 
 /// What is asked of a store, at one time.
 pub struct DeadLetters<'a> {
@@ -257,7 +304,10 @@ impl<'a> DeadLetters<'a> {
                 fresh: Uuid::new_v4(),
             })
             .collect();
-        change(self.store.replay(&replays, actor)).await
+        failpoint!(ReplayBegins);
+        let replayed = change(self.store.replay(&replays, actor)).await;
+        failpoint!(ReplayCommitted);
+        replayed
     }
 
     /// What a replay would come to, as far as can be said without making it.

@@ -27,6 +27,7 @@ use inboxd_contract::{
 };
 use rand::Rng as _;
 use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
 use uuid::Uuid;
 
 use crate::admin::{self, AdminServer, Endpoints, HealthRegistry};
@@ -35,6 +36,7 @@ use crate::engine::{DrainReport, Hub, HubSettings, Subscription};
 use crate::telemetry::{Metrics, Telemetry};
 
 pub use check::{Checked, check, check_start};
+pub use dead_letters::{DeadLetters, OpenedStore, open_to_change, open_to_look};
 pub use explain::explain_from_database;
 
 use operator::Operator;
@@ -193,19 +195,29 @@ async fn listen(
 ) -> Result<Vec<AdminServer>, AppError> {
     let mut servers = Vec::new();
     let api: Arc<dyn admin::Operator> = operator.clone();
+    let tls = admin_tls(config)?;
     let wanted = [
-        ("admin", config.admin.listen, Some(api), config.admin.token.as_ref()),
-        ("health", config.health_listen, None, None),
+        ("admin", config.admin.listen, Some(api), config.admin.token.as_ref(), tls),
+        ("health", config.health_listen, None, None, None),
     ];
-    for (key, address, api, token) in wanted {
+    for (key, address, api, token, tls) in wanted {
         let Some(address) = address else { continue };
-        let server = AdminServer::start(address, endpoints.clone(), api, token)
+        let server = AdminServer::start(address, endpoints.clone(), api, token, tls)
             .await
             .map_err(|source| AppError::Listen { key, source })?;
         tracing::info!(address = %server.address(), "listening ({key})");
         servers.push(server);
     }
     Ok(servers)
+}
+
+/// TLS of the operators' listener, where it is wanted.
+fn admin_tls(config: &Config) -> Result<Option<TlsAcceptor>, AppError> {
+    let Some(tls) = &config.admin.tls else { return Ok(None) };
+    let acceptor = admin::acceptor(&tls.cert_file, &tls.key_file);
+    acceptor
+        .map(Some)
+        .map_err(|error| AppError::Config { key: "admin.tls".to_owned(), source: error.into() })
 }
 
 /// Resolves with the signal that follows a drain which was asked for before anything was taken.

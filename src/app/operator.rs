@@ -13,7 +13,7 @@
 //! | the source was closed | nothing is delivered again |
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -27,13 +27,13 @@ use tokio_util::sync::CancellationToken;
 use super::dead_letters::DeadLetters;
 use super::explain::{self, Target};
 use crate::admin::{
-    self, Answering, AuditPage, Change, ChangeError, DatabaseStatus, DependencyState,
-    DiscardAnswer, DiscardAsk, DrainAnswer, ExplainError, HealthRegistry, LetterWhole,
-    LettersError, MessageReport, ParkedAsk, ParkedPage, Readiness, ReplayAnswer, ReplayAsk,
-    RunningMessage, Status, SubscriptionStatus, Which,
+    self, Answering, AuditPage, CallbackStatus, Change, ChangeError, DatabaseStatus,
+    DependencyState, DiscardAnswer, DiscardAsk, DrainAnswer, ExplainError, HealthRegistry,
+    LetterWhole, LettersError, MessageReport, ParkedAsk, ParkedPage, Readiness, ReplayAnswer,
+    ReplayAsk, RunningMessage, Status, SubscriptionStatus, Which,
 };
 use crate::config::Config;
-use crate::engine::{Flight, Subscription};
+use crate::engine::{CallbackState, Flight, Limits, Subscription};
 
 const DRAINING: &str = "draining on request: nothing more is taken, what is in flight ends";
 const DRAINED: &str = "drained on request: nothing is taken until the process is started again";
@@ -51,6 +51,8 @@ pub(super) struct Operator {
     drain_patience: Duration,
     store: OnceLock<Arc<dyn InboxStore>>,
     running: OnceLock<Running>,
+    /// Who paused which subscription.
+    paused_by: Mutex<BTreeMap<String, String>>,
     drain_wanted: CancellationToken,
     drained: watch::Sender<bool>,
 }
@@ -70,6 +72,7 @@ impl Operator {
             drain_patience: config.shutdown_grace,
             store: OnceLock::new(),
             running: OnceLock::new(),
+            paused_by: Mutex::default(),
             drain_wanted: CancellationToken::new(),
             drained: watch::Sender::new(false),
         })
@@ -154,6 +157,21 @@ impl Operator {
         }
     }
 
+    fn paused_by(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        // Nothing panics while it holds the lock.
+        self.paused_by.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn callback_status(&self, subscription: &Subscription) -> CallbackStatus {
+        let mut status = CallbackStatus::from(subscription.callback_report());
+        if status.state == CallbackState::Paused.as_str()
+            && let Some(who) = self.paused_by().get(subscription.name())
+        {
+            status.why = format!("paused by {who}");
+        }
+        status
+    }
+
     fn subscription_status(
         &self,
         name: &str,
@@ -187,7 +205,7 @@ impl Operator {
                 .collect(),
             in_flight: subscription.map_or(0, Subscription::in_flight),
             reconnects: source.map_or(0, |source| source.reconnects),
-            callback: None,
+            callback: subscription.map(|subscription| self.callback_status(subscription)),
         }
     }
 }
@@ -281,7 +299,23 @@ impl admin::Operator for Operator {
                 format!("subscription {name} has not begun yet, or has ended: /readyz says why");
             return Err(ChangeError::NotRunning(why));
         };
-        let _ = (subscription, change, actor);
+        match change {
+            Change::Pause => {
+                self.paused_by().insert(name.clone(), actor.as_str().to_owned());
+                subscription.pause();
+            }
+            Change::Resume => {
+                subscription.resume();
+                self.paused_by().remove(name);
+            }
+            Change::Limits { concurrency, rate } => {
+                let now = subscription.callback_report();
+                subscription.set_limits(Limits {
+                    concurrency: concurrency.unwrap_or(now.concurrency),
+                    rate: rate.unwrap_or(now.rate),
+                });
+            }
+        }
         Ok(self.subscription_status(name, consumer_id, &self.health.readiness()))
     }
 

@@ -100,6 +100,14 @@ pub(super) async fn open_to_read(
     open_for(Use::Look, config, lease).await
 }
 
+/// Opens a database once, to change rows of it: migrated, and locked where it is one file.
+pub(super) async fn open_to_change(
+    config: &DatabaseConfig,
+    lease: Duration,
+) -> Result<Arc<dyn InboxStore>, AppError> {
+    open_for(Use::Everything, config, lease).await
+}
+
 /// Looks at a database, of which nothing is changed.
 pub(super) async fn inspect(config: &DatabaseConfig, lease: Duration) -> Vec<Finding> {
     if let DatabaseUrl::Sqlite(path) = &config.url

@@ -7,11 +7,14 @@ use reqwest::Method;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::Value;
 
+use super::pinned;
+use crate::admin::ACTOR_HEADER;
 use crate::causes::chain;
+use crate::config::{AdminConfig, ServerTls};
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
-/// Reports of many subscriptions with long errors stay far below.
-const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Reports of many subscriptions with long errors stay far below; a body may have so much.
+const ANSWER_BYTES_MAX: usize = 1024 * 1024 * 1024;
 
 /// A listener to be asked.
 pub(super) struct Client {
@@ -38,10 +41,20 @@ pub(super) enum AskError {
 }
 
 impl Client {
+    /// For the operators' listener of this configuration; `None`: it is off.
+    pub(super) fn of(
+        config: &AdminConfig,
+        answer_within: Duration,
+    ) -> Result<Option<Self>, AskError> {
+        let Some(listen) = config.listen else { return Ok(None) };
+        Self::new(listen, config.token.as_ref(), config.tls.as_ref(), answer_within).map(Some)
+    }
+
     /// For a listener at this address; one that listens on all addresses is asked on loopback.
     pub(super) fn new(
         listen: SocketAddr,
         token: Option<&SecretString>,
+        tls: Option<&ServerTls>,
         answer_within: Duration,
     ) -> Result<Self, AskError> {
         inboxd_http::install_crypto_provider();
@@ -49,12 +62,18 @@ impl Client {
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
             .retry(reqwest::retry::never())
-            .tls_certs_only([])
             .connect_timeout(CONNECT_WITHIN.min(answer_within))
-            .timeout(answer_within)
-            .build()
-            .map_err(|error| AskError::Failed(format!("no HTTP client: {error}")))?;
-        let base = format!("http://{}", reachable(listen));
+            .timeout(answer_within);
+        let (scheme, http) = match tls {
+            None => ("http", http.tls_certs_only([])),
+            Some(tls) => {
+                let pinned = pinned::config(tls).map_err(AskError::Failed)?;
+                ("https", http.tls_backend_preconfigured(pinned))
+            }
+        };
+        let http =
+            http.build().map_err(|error| AskError::Failed(format!("no HTTP client: {error}")))?;
+        let base = format!("{scheme}://{}", reachable(listen));
         Ok(Self { base, token: token.cloned(), http })
     }
 
@@ -63,12 +82,45 @@ impl Client {
         &self.base
     }
 
-    /// Sends one request and reads the answer, which is JSON or nothing.
+    /// Sends one request and reads the answer, which is JSON.
     pub(super) async fn ask(&self, method: Method, path: &str) -> Result<Answer, AskError> {
-        let mut request = self.http.request(method, format!("{}{path}", self.base));
-        if let Some(token) = &self.token {
-            request = request.bearer_auth(token.expose_secret());
+        let (status, body) = self.fetch(self.request(method, path)).await?;
+        self.read(status, &body)
+    }
+
+    /// Has something changed, in somebody's name; reads the answer, which is JSON.
+    pub(super) async fn change(
+        &self,
+        method: Method,
+        path: &str,
+        actor: &str,
+        body: Option<&Value>,
+    ) -> Result<Answer, AskError> {
+        let mut request = self.request(method, path).header(ACTOR_HEADER, actor);
+        if let Some(body) = body {
+            request = request.json(body);
         }
+        let (status, body) = self.fetch(request).await?;
+        self.read(status, &body)
+    }
+
+    /// Bytes, or a problem.
+    pub(super) async fn bytes(&self, path: &str) -> Result<Result<Vec<u8>, Answer>, AskError> {
+        match self.fetch(self.request(Method::GET, path)).await? {
+            (200, body) => Ok(Ok(body)),
+            (status, body) => self.read(status, &body).map(Err),
+        }
+    }
+
+    fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
+        let request = self.http.request(method, format!("{}{path}", self.base));
+        match &self.token {
+            Some(token) => request.bearer_auth(token.expose_secret()),
+            None => request,
+        }
+    }
+
+    async fn fetch(&self, request: reqwest::RequestBuilder) -> Result<(u16, Vec<u8>), AskError> {
         let mut response = request.send().await.map_err(|error| self.failed(&error))?;
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(|error| self.failed(&error))? {
@@ -85,7 +137,11 @@ impl Client {
                 self.base
             )));
         }
-        let body = serde_json::from_slice(&body).map_err(|_| {
+        Ok((status, body))
+    }
+
+    fn read(&self, status: u16, body: &[u8]) -> Result<Answer, AskError> {
+        let body = serde_json::from_slice(body).map_err(|_| {
             AskError::Failed(format!(
                 "{} answered {status} with something that is no JSON: is it a sidecar of this \
                  version?",
@@ -96,7 +152,7 @@ impl Client {
     }
 
     fn failed(&self, error: &reqwest::Error) -> AskError {
-        if error.is_connect() {
+        if error.is_connect() && !chain(error).contains("certificate") {
             return AskError::Nobody(self.base.clone());
         }
         if error.is_timeout() {

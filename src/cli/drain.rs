@@ -29,18 +29,23 @@ pub(super) struct DrainArgs {
     /// How long to wait, such as 20s; shutdown_grace where it is not set, 1h at most
     #[arg(long, value_name = "DURATION", value_parser = within_an_hour)]
     timeout: Option<Duration>,
+    /// Who asks, for the log; the user and host where it is not given
+    #[arg(long, value_name = "NAME")]
+    actor: Option<String>,
     #[command(flatten)]
     pub(super) ask: AskArgs,
 }
 
 pub(super) async fn run(config: Config, arguments: DrainArgs) -> ExitCode {
-    let Some(listen) = config.admin.listen else {
-        return exit_with(app::EXIT_UNAVAILABLE, "admin.listen is off: send SIGTERM instead");
-    };
     let patience = arguments.timeout.unwrap_or(config.shutdown_grace);
     let path = format!("/v1/drain?timeout={}ms", patience.as_millis());
-    let answer = match Client::new(listen, config.admin.token.as_ref(), patience + ANSWER_MARGIN) {
-        Ok(client) => client.ask(Method::POST, &path).await,
+    let actor = super::actor::of(arguments.actor.as_deref());
+    let answer = match Client::of(&config.admin, patience + ANSWER_MARGIN) {
+        Ok(Some(client)) => client.change(Method::POST, &path, &actor, None).await,
+        Ok(None) => {
+            let reason = "admin.listen is off: send SIGTERM instead";
+            return exit_with(app::EXIT_UNAVAILABLE, reason);
+        }
         Err(error) => Err(error),
     };
     let answer = match answer {

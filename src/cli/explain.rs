@@ -82,16 +82,13 @@ pub(super) async fn run(config: Config, arguments: ExplainArgs) -> ExitCode {
 }
 
 async fn tell(config: &Config, asked: &[u8], which: &Which) -> Result<Told, String> {
-    let no_sidecar = match config.admin.listen {
-        Some(listen) => {
-            let client = Client::new(listen, config.admin.token.as_ref(), ANSWER_WITHIN)
-                .map_err(|error| error.to_string())?;
-            match ask(&client, asked, which).await {
-                Ok(report) => return Ok(Told::BySidecar(report)),
-                Err(AskError::Nobody(base)) => format!("no sidecar answers at {base}"),
-                Err(AskError::Failed(reason)) => return Err(reason),
-            }
-        }
+    let client = Client::of(&config.admin, ANSWER_WITHIN).map_err(|error| error.to_string())?;
+    let no_sidecar = match client {
+        Some(client) => match ask(&client, asked, which).await {
+            Ok(report) => return Ok(Told::BySidecar(report)),
+            Err(AskError::Nobody(base)) => format!("no sidecar answers at {base}"),
+            Err(AskError::Failed(reason)) => return Err(reason),
+        },
         None => "admin.listen is off".to_owned(),
     };
     match app::explain_from_database(config, asked, which).await {

@@ -38,13 +38,14 @@ pub(super) async fn run(config: Config, arguments: HealthArgs) -> ExitCode {
 }
 
 async fn probe(config: &Config, live: bool) -> Result<String, String> {
-    let (listen, token) = match (config.health_listen, config.admin.listen) {
-        (Some(listen), _) => (listen, None),
-        (None, Some(listen)) => (listen, config.admin.token.as_ref()),
+    let admin = &config.admin;
+    let (listen, token, tls) = match (config.health_listen, admin.listen) {
+        (Some(listen), _) => (listen, None, None),
+        (None, Some(listen)) => (listen, admin.token.as_ref(), admin.tls.as_ref()),
         (None, None) => return Err("neither admin.listen nor health.listen is set".to_owned()),
     };
     let told = |error: AskError| error.to_string();
-    let client = Client::new(listen, token, ANSWER_WITHIN).map_err(told)?;
+    let client = Client::new(listen, token, tls, ANSWER_WITHIN).map_err(told)?;
     if live {
         let answer = client.ask(Method::GET, "/livez").await.map_err(told)?;
         liveness(&answer)

@@ -5,13 +5,20 @@
 //! (`EX_CONFIG`), 69 for a dependency that cannot be used (`EX_UNAVAILABLE`), 1 otherwise, 2 for a
 //! command line that cannot be read.
 
+mod actor;
 mod arguments;
 mod check;
 mod client;
+mod dead_letters;
 mod drain;
 mod explain;
 mod health;
+mod letters_told;
+mod pinned;
 mod print;
+mod reach;
+mod replaying;
+mod subscriptions;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -49,6 +56,14 @@ enum Command {
     Check(check::CheckArgs),
     /// Tells what is known of one message
     Explain(explain::ExplainArgs),
+    /// Lists, shows, replays and discards dead letters
+    DeadLetters(dead_letters::DeadLettersArgs),
+    /// Lists messages that wait in the inbox to be forwarded
+    Parked(dead_letters::ParkedArgs),
+    /// Tells how the running sidecar stands
+    Status(subscriptions::StatusArgs),
+    /// Lists, pauses, resumes and limits subscriptions of the running sidecar
+    Subscriptions(subscriptions::SubscriptionsArgs),
     /// Tells the running sidecar to take nothing more, and waits until it has finished
     Drain(drain::DrainArgs),
     /// Asks the running sidecar whether it is ready, or lives
@@ -135,6 +150,26 @@ pub fn main() -> ExitCode {
         Command::Explain(mut arguments) => {
             let ask = std::mem::take(&mut arguments.ask);
             once(explain_inputs(ask), app::EXIT_CONFIG, |config| explain::run(config, arguments))
+        }
+        Command::DeadLetters(mut arguments) => {
+            let ask = ask_inputs(arguments.command.ask());
+            once(ask, app::EXIT_CONFIG, |config| dead_letters::run(config, arguments.command))
+        }
+        Command::Parked(mut arguments) => {
+            let ask = ask_inputs(arguments.command.ask());
+            once(ask, app::EXIT_CONFIG, |config| {
+                dead_letters::run_parked(config, arguments.command)
+            })
+        }
+        Command::Status(mut arguments) => {
+            let ask = std::mem::take(&mut arguments.ask);
+            once(ask_inputs(ask), app::EXIT_CONFIG, |config| {
+                subscriptions::status(config, arguments)
+            })
+        }
+        Command::Subscriptions(mut arguments) => {
+            let ask = ask_inputs(arguments.command.ask());
+            once(ask, app::EXIT_CONFIG, |config| subscriptions::run(config, arguments.command))
         }
         Command::Drain(mut arguments) => {
             let ask = std::mem::take(&mut arguments.ask);
