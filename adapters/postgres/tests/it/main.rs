@@ -2,8 +2,10 @@
 
 mod failover;
 mod harness;
+mod migrations;
 mod pooler;
 mod server;
+mod taking;
 mod wire;
 mod zones;
 
