@@ -12,7 +12,7 @@ use sqlx::mysql::MySqlConnection;
 
 use crate::MysqlStore;
 use crate::batch::{Answers, check_key};
-use crate::look::{Seen, blocked_lanes, key_of_row, look};
+use crate::look::{Seen, key_of_row, look, look_with_lanes};
 use crate::sql::{Bound, Patience, Sql, padded, query};
 
 /// Microseconds, as intervals are bound; far below what DATETIME holds.
@@ -204,15 +204,11 @@ async fn claim_in(
 
     // A statement of its own: at READ COMMITTED it sees what was committed while the one before
     // waited. Who holds what is read here, by token.
-    let seen = look(connection, sql, &keys).await?;
-    let mut lanes: Vec<LaneId> = requests.iter().filter_map(|request| request.lane_id).collect();
-    lanes.sort_unstable();
-    lanes.dedup();
-    let blocked = blocked_lanes(connection, sql, &lanes).await?;
+    let lanes: Vec<Option<LaneId>> = requests.iter().map(|request| request.lane_id).collect();
+    let seen = look_with_lanes(connection, sql, &keys, &lanes).await?;
     let mut answers = Vec::with_capacity(requests.len());
     let (mut given_back, mut freed) = (Vec::new(), Vec::new());
-    for (request, mut seen) in requests.iter().zip(seen) {
-        seen.look.lane_blocked = request.lane_id.is_some_and(|lane| blocked.contains(&lane));
+    for (request, seen) in requests.iter().zip(seen) {
         let hold = hold_of(request, &seen);
         let answer = ClaimAnswer::resolve(request, hold, &seen.look);
         if matches!(hold, Hold::Held { .. }) && !answer.is_held() {

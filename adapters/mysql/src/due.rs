@@ -44,8 +44,7 @@ const LANES_MAX: usize = 1_024;
 const PAGE_ROWS: usize = 64;
 /// After how long to go on with lanes that were not looked at.
 const LANES_PAUSE: Duration = Duration::from_millis(50);
-/// Above every lane.
-const LANES_END: [u8; 17] = [0xff; 17];
+const LANES_LAST: [u8; 16] = [0xff; 16];
 
 impl MysqlStore {
     pub(crate) async fn take_due_rows(
@@ -302,16 +301,16 @@ async fn find_heads(
 ) -> Result<Vec<Weighed>, sqlx::Error> {
     let mut heads = Vec::new();
     let mut looked_at = 0;
-    for (mut after, below) in around(request.lanes_from) {
+    for (mut after, last) in around(request.lanes_from) {
         loop {
             let select = of_subscription(sql.lanes(), request);
-            let select = select.bind(after).bind(below.clone());
+            let select = select.bind(after).bind(last.clone());
             let page = i64::try_from(PAGE_ROWS).unwrap_or(i64::MAX);
             let rows = select.bind(page).fetch_all(&mut *connection).await?;
             let lanes = rows.iter().filter_map(|row| lane_id(row, 0).transpose());
             let mut lanes = lanes.collect::<Result<Vec<_>, _>>()?;
             lanes.dedup();
-            let Some(last) = lanes.last().copied() else { break };
+            let Some(end) = lanes.last().copied() else { break };
             looked_at += lanes.len();
             read_heads(connection, sql, request, &lanes, found, &mut heads).await?;
             if heads.len() >= wanted || looked_at >= LANES_MAX {
@@ -321,18 +320,19 @@ async fn find_heads(
             if rows.len() < PAGE_ROWS {
                 break;
             }
-            after = last.0.to_vec();
+            after = end.0.to_vec();
         }
     }
     Ok(heads)
 }
 
-/// From this lane to the last, and from the first to this one: bounds that are themselves outside.
-fn around(lane: LaneId) -> [(Vec<u8>, Vec<u8>); 2] {
+/// From this lane to the last, and from the first to this one: what is before each range, and the
+/// last of it.
+fn around(lane: LaneId) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
+    let before = u128::from_be_bytes(lane.0).checked_sub(1).map(|lane| lane.to_be_bytes().to_vec());
     // The empty value is before all lanes.
-    let before = u128::from_be_bytes(lane.0).checked_sub(1);
-    let before = before.map_or(Vec::new(), |before| before.to_be_bytes().to_vec());
-    [(before, LANES_END.to_vec()), (Vec::new(), lane.0.to_vec())]
+    let upper = (before.clone().unwrap_or_default(), LANES_LAST.to_vec());
+    std::iter::once(upper).chain(before.map(|before| (Vec::new(), before)))
 }
 
 async fn read_heads(

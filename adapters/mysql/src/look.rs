@@ -42,22 +42,42 @@ pub(crate) async fn look(
     sql: &Sql,
     keys: &[&InboxKey],
 ) -> Result<Vec<Seen>, sqlx::Error> {
+    look_with_lanes(connection, sql, keys, &[]).await
+}
+
+/// The same, with the lane that each key asks about; `lanes` is as long as `keys`, or empty.
+pub(crate) async fn look_with_lanes(
+    connection: &mut MySqlConnection,
+    sql: &Sql,
+    keys: &[&InboxKey],
+    lanes: &[Option<LaneId>],
+) -> Result<Vec<Seen>, sqlx::Error> {
     if keys.is_empty() {
         return Ok(Vec::new());
     }
-    let mut select = query(sql.look(keys.len()));
+    let mut asked: Vec<LaneId> = lanes.iter().copied().flatten().collect();
+    asked.sort_unstable();
+    asked.dedup();
+    let mut select = query(sql.look(keys.len(), !asked.is_empty()));
     for _ in 0..3 {
         select = bind_keys(select, padded(keys).copied());
+    }
+    // As many as keys, so that there is one text for a number of keys.
+    let places = if asked.is_empty() { 0 } else { keys.len().next_power_of_two() };
+    for lane in asked.iter().cycle().take(places) {
+        select = select.bind(lane.0.to_vec());
     }
     let rows = select.fetch_all(connection).await?;
     let mut found: HashMap<KeyBytes, Seen> = HashMap::new();
     let mut parked: Vec<(KeyBytes, i64, &MySqlRow)> = Vec::new();
+    let mut blocked: HashSet<LaneId> = HashSet::new();
     for row in &rows {
         let key = key_of_row(row, 1)?;
         match row.try_get::<i64, _>(0)? {
             0 => found.entry(key).or_default().claim = Some(read_claim(row)?),
             1 => found.entry(key).or_default().look.processed = Some(fingerprint(row, 3)?),
-            _ => parked.push((key, row.try_get(8)?, row)),
+            2 => parked.push((key, row.try_get(8)?, row)),
+            _ => blocked.extend(lane_id(row, 1)?),
         }
     }
     parked.sort_by_key(|(_, seq, _)| *seq);
@@ -69,24 +89,12 @@ pub(crate) async fn look(
         }
     }
     // Cloned, since a key may be asked for twice.
-    Ok(keys.iter().map(|key| found.get(&key_bytes(key)).cloned().unwrap_or_default()).collect())
-}
-
-/// Those of these lanes that are blocked.
-pub(crate) async fn blocked_lanes(
-    connection: &mut MySqlConnection,
-    sql: &Sql,
-    lanes: &[LaneId],
-) -> Result<HashSet<LaneId>, sqlx::Error> {
-    if lanes.is_empty() {
-        return Ok(HashSet::new());
+    let seen = keys.iter().map(|key| found.get(&key_bytes(key)).cloned().unwrap_or_default());
+    let mut seen: Vec<Seen> = seen.collect();
+    for (seen, lane) in seen.iter_mut().zip(lanes) {
+        seen.look.lane_blocked = lane.is_some_and(|lane| blocked.contains(&lane));
     }
-    let mut select = query(sql.blocked(lanes.len()));
-    for lane in padded(lanes) {
-        select = select.bind(&lane.0[..]);
-    }
-    let rows = select.fetch_all(connection).await?;
-    rows.iter().filter_map(|row| lane_id(row, 0).transpose()).collect()
+    Ok(seen)
 }
 
 pub(crate) fn lane_id(row: &MySqlRow, at: usize) -> Result<Option<LaneId>, sqlx::Error> {

@@ -113,10 +113,11 @@ impl Sql {
         ))
     }
 
-    /// Keys three times. Rows: kind (0 claim, 1 message, 2 parked), consumer, message, token or
+    /// Keys three times, then lanes, as many as keys (or none). Rows: kind (0 claim, 1 message, 2
+    /// parked, 3 a lane that is blocked, in the consumer's place), consumer, message, token or
     /// fingerprint, attempts, microseconds left, position, state, seq.
-    pub(crate) fn look(&self, members: usize) -> String {
-        self.with_members(
+    pub(crate) fn look(&self, members: usize, asks_lanes: bool) -> String {
+        let keys = self.with_members(
             "SELECT 0, consumer_id, message_id, token, attempts, \
                  TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(3), expires_at), NULL, NULL, 0 \
              FROM {p}inbox_claims FORCE INDEX (PRIMARY) \
@@ -130,16 +131,15 @@ impl Sql {
              FROM {p}inbox_parked FORCE INDEX (inbox_parked_message) \
              WHERE (consumer_id, message_id) IN {keys}",
             members,
-        )
-    }
-
-    /// Lanes: those of them that are blocked.
-    pub(crate) fn blocked(&self, lanes: usize) -> String {
-        self.with_prefix(&format!(
-            "SELECT DISTINCT lane_id FROM {{p}}inbox_parked FORCE INDEX (inbox_parked_lane) \
-             WHERE lane_id IN ({}) AND state IN ('due', 'dead')",
-            tuples(lanes, "?")
-        ))
+        );
+        // One entry of the index each, however many rows a lane has.
+        let lane = self.with_prefix(
+            " UNION ALL (SELECT 3, lane_id, '', NULL, 0, 0, NULL, NULL, 0 \
+             FROM {p}inbox_parked FORCE INDEX (inbox_parked_lane) \
+             WHERE lane_id = ? AND state IN ('due', 'dead') LIMIT 1)",
+        );
+        let lanes = if asks_lanes { members.next_power_of_two() } else { 0 };
+        keys + &lane.repeat(lanes)
     }
 
     /// Per member: consumer, message, token.
@@ -324,7 +324,8 @@ mod tests {
         let sql = Sql::new("app_");
         let marks = |text: String| text.matches('?').count();
         assert_eq!(marks(sql.lock_claims(3, Patience::NoWait)), 4 * 2);
-        assert_eq!(marks(sql.look(2)), 2 * 2 * 3);
+        assert_eq!(marks(sql.look(2, false)), 2 * 2 * 3);
+        assert_eq!(marks(sql.look(3, true)), 4 * 2 * 3 + 4);
         assert_eq!(marks(sql.claim(1)), 5);
         assert_eq!(marks(sql.renew(5)), 1 + 8 * 3);
         assert_eq!(marks(sql.record(3)), 3 * 7);

@@ -49,13 +49,13 @@ impl Sql {
         ))
     }
 
-    /// Subscription, consumer, lane before the first, lane after the last, rows: the lanes of so
+    /// Subscription, consumer, lane before the first, last lane, rows: the lanes of so
     /// many due rows, by the index alone.
     pub(crate) fn lanes(&self) -> String {
         self.with_prefix(
             "SELECT p.lane_id FROM {p}inbox_parked AS p FORCE INDEX (inbox_parked_due) \
              WHERE p.subscription = ? AND p.consumer_id = ? AND p.state = 'due' \
-                 AND p.lane_id > ? AND p.lane_id < ? \
+                 AND p.lane_id > ? AND p.lane_id <= ? \
              ORDER BY p.lane_id LIMIT ?",
         )
     }

@@ -3,6 +3,7 @@
 mod conflicts;
 mod harness;
 mod own;
+mod parking;
 mod short;
 mod zones;
 

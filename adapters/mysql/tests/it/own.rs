@@ -7,14 +7,15 @@ use bytes::Bytes;
 use inboxd_conformance::eventually;
 use inboxd_conformance::servers::{Kind, OwnServer};
 use inboxd_contract::{
-    ClaimAnswer, Completion, DeadLetter, DeadReason, Envelope, ErrorClass, InboxStore, Origin,
-    Release, Settled, StoreError,
+    Actor, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadReason, Envelope, ErrorClass,
+    InboxStore, Origin, Parking, Release, Replay, Reschedule, Settled, StoreError, Unpark,
 };
 use inboxd_mysql::{MysqlConfig, MysqlStore};
 use secrecy::SecretString;
 use sqlx::Row as _;
 
 use crate::harness::Database;
+use crate::parking::{arrival, asking, lane, take};
 use crate::short::{claim, complete, completion, key, new_claim};
 
 /// What a server may need to come back, on a busy machine.
@@ -217,7 +218,84 @@ async fn one_message_costs_one_claim_and_one_completion() {
     assert!(claim(&store, &held).await.expect("answered").is_held());
     let releases = [Release { claim: held, attempt_back: true }];
     spent.by(store.release(&releases), &["SELECT c.consumer_id,", "UPDATE inbox_claims"], 4).await;
+    parking_costs(&store, &spent).await;
+    database.admin("SET GLOBAL general_log = 0").await;
+    crate::parking::rows_behind_a_head_cost_a_take_nothing(&database, &store).await;
     store.close().await;
+}
+
+/// The rows of parking, of the same table.
+async fn parking_costs(store: &MysqlStore, spent: &Spent<'_>) {
+    let lane_id = Some(lane(1));
+    let held = new_claim("p");
+    let request = ClaimRequest { lane_id, ..crate::short::requests(&[held.clone()]).remove(0) };
+    let owner = crate::short::owner("owner");
+    let requests = [request];
+    let claimed = store.claim(&owner, crate::short::LEASE, &requests);
+    spent.by(claimed, &["INSERT INTO", "SELECT 0,"], 4).await;
+    let parkings = [Parking { claim: held, copy: arrival("p", None).copy }];
+    let find_and_drop = ["SELECT c.consumer_id,", "DELETE c"];
+    let statements = [&find_and_drop[..], &["DELETE p", "INSERT INTO"]].concat();
+    spent.by(store.park(&parkings), &statements, 6).await;
+    let again = new_claim("p");
+    let freed = ["INSERT INTO", "SELECT 0,", "UPDATE inbox_claims"];
+    spent.by(claim(store, &again), &freed, 5).await;
+
+    let request = asking(1, lane(0));
+    let finding = ["SELECT p.lane_id", "SELECT p.seq,", "SELECT p.seq,"];
+    let taking =
+        ["SELECT p.seq,", "SELECT c.consumer_id,", "INSERT INTO", "SELECT p.subscription,"];
+    let mut taken = Vec::new();
+    let take = async { taken.push(take(store, &request).await.rows.remove(0)) };
+    spent.by_transactions(take, &[&finding, &taking], 11).await;
+    let row = taken.remove(0);
+    let reschedules = [Reschedule {
+        claim: row.claim,
+        seq: row.seq,
+        attempt_back: false,
+        delay: Duration::ZERO,
+        last_status: None,
+        last_error: None,
+    }];
+    let later = [&find_and_drop[..], &["UPDATE inbox_parked"]].concat();
+    spent.by(store.reschedule(&reschedules), &later, 5).await;
+    let row = crate::parking::take(store, &request).await.rows.remove(0);
+    let completions = [Completion { parked: Some(row.seq), ..completion(&row.claim) }];
+    let and_row = [&find_and_drop[..], &["INSERT INTO", "DELETE p"]].concat();
+    spent.by(store.complete(&completions), &and_row, 6).await;
+
+    let arrivals = [arrival("q", None), arrival("r", None)];
+    spent.by(store.arrive(&arrivals), &["SELECT 0,", "INSERT INTO"], 4).await;
+    let rows = crate::parking::take(store, &asking(2, lane(0))).await.rows;
+    let unparks = [Unpark { claim: rows[0].claim.clone(), seq: rows[0].seq }];
+    let gone = [&find_and_drop[..], &["DELETE p"]].concat();
+    spent.by(store.unpark(&unparks), &gone, 5).await;
+    let id = rows[1].claim.key.message_id.to_string();
+    let letters = [DeadLetter { token: Some(rows[1].claim.token), ..letter(&id, 1) }];
+    let in_place = [&find_and_drop[..], &["INSERT INTO"]].concat();
+    spent.by(store.dead_letter(&letters), &in_place, 5).await;
+
+    let replays = [Replay {
+        seq: rows[1].seq,
+        delay: Duration::ZERO,
+        allow_processed: false,
+        fresh: uuid::Uuid::new_v4(),
+    }];
+    let actor = Actor::new("anna");
+    let replay = [
+        "SELECT p.consumer_id,",
+        "SELECT fingerprint",
+        "SELECT 1",
+        "SELECT 1",
+        "UPDATE inbox_parked",
+        "INSERT INTO",
+    ];
+    spent.by(store.replay(&replays, &actor), &replay, 8).await;
+    let row = crate::parking::take(store, &request).await.rows.remove(0);
+    let letters = [DeadLetter { token: Some(row.claim.token), ..letter(&id, 1) }];
+    store.dead_letter(&letters).await;
+    let discard = ["SELECT p.consumer_id,", "UPDATE inbox_parked", "INSERT INTO"];
+    spent.by(store.discard(&[row.seq], &actor), &discard, 5).await;
 }
 
 /// Counts at the server, by its general log, what the application's user has executed.
@@ -229,6 +307,16 @@ impl Spent<'_> {
     /// `call` is one transaction of these statements (named by their first two words) between
     /// its beginning and its commit, in so many round trips.
     async fn by<T>(&self, call: impl Future<Output = T>, statements: &[&str], round_trips: usize) {
+        self.by_transactions(call, &[statements], round_trips).await;
+    }
+
+    /// The same, of several transactions.
+    async fn by_transactions<T>(
+        &self,
+        call: impl Future<Output = T>,
+        transactions: &[&[&str]],
+        round_trips: usize,
+    ) {
         self.database.admin("TRUNCATE mysql.general_log").await;
         call.await;
         // Statements that are sent together are one entry.
@@ -237,7 +325,8 @@ impl Spent<'_> {
         let executed: Vec<String> =
             entries.iter().flat_map(|entry| entry.split(';')).map(two_words).collect();
         let begin = ["SET TRANSACTION", "SET SESSION", "START TRANSACTION"];
-        assert_eq!(executed, [&begin[..], statements, &["COMMIT"]].concat());
+        let each = transactions.iter().flat_map(|own| [&begin[..], own, &["COMMIT"]].concat());
+        assert_eq!(executed, each.collect::<Vec<_>>());
         assert_eq!(entries.len(), round_trips, "{entries:?}");
     }
 
