@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use backon::ExponentialBackoff;
 use inboxd_contract::{
     Attempt, ClaimAnswer, DeadReason, Fingerprint, ForwardRequest, LaneId, Look, Outcome,
     ParkReason, RetryReason, Verdict,
@@ -14,6 +15,7 @@ use inboxd_contract::{
 use tokio::sync::SemaphorePermit;
 use tokio::time::Instant;
 
+use super::callback::{Admission, Judged};
 use super::hub::{Claim, Hub};
 use super::journey::{Decision, Journey, Letter, Parked, Wait};
 use super::keeper::Lease;
@@ -141,10 +143,9 @@ impl<'a> Journey<'a> {
     /// POSTs until the application decides, the message is to be parked or is dead, the claim is
     /// lost or nothing more may start.
     pub(super) async fn attempts(self, held: &mut Held<'a>) -> Tried {
-        let mut delays = Hub::backoff(&self.shared.settings.retry);
-        let mut made = 0;
+        let mut tries = Tries::new(self.shared);
         loop {
-            if made > 0 {
+            if tries.is_spent {
                 let count = self.shared.hub.count_attempt(held.lease.claim(), || self.is_stopped());
                 match count.await {
                     Some(Attempt::Counted(attempts)) => held.attempts = attempts,
@@ -152,11 +153,13 @@ impl<'a> Journey<'a> {
                     None => return Tried::GiveUp { attempt_back: false },
                 }
             }
+            tries.is_spent = false;
             self.item.message.progress.stage(Stage::Slot);
-            let post_slot = match self.slot(&self.shared.post_slots).await {
-                Wait::Over(slot) => slot,
+            let admission = match self.admission(held.attempts, tries.made).await {
+                Wait::Over(Some(admission)) => admission,
+                Wait::Over(None) => return self.park_unsent(held, tries, ParkReason::Failed),
                 Wait::Stopped => return Tried::GiveUp { attempt_back: true },
-                Wait::TooLong => return self.held_too_long(held),
+                Wait::TooLong => return self.park_unsent(held, tries, ParkReason::HeldTooLong),
             };
             let message = &self.item.message;
             match ensure_valid(self.shared, self.gate(), message, &held.lease).await {
@@ -168,31 +171,27 @@ impl<'a> Journey<'a> {
             }
             message.progress.at_callback(held.attempts);
             let path = self.item.path.as_ref();
-            let verdict = post(self.shared, message, path, held.attempts).await;
-            made += 1;
-            drop(post_slot);
+            let (verdict, judged) =
+                post(self.shared, message, path, held.attempts, admission).await;
+            tries.is_spent = judged.counts_as_attempt;
+            tries.made += u32::from(judged.counts_as_attempt);
             held.slot = None;
-            let delay = match self.after(verdict, held, made, &mut delays) {
+            let delay = match self.after(verdict, judged, held, &mut tries) {
                 After::Ends(tried) => return tried,
                 After::Again(delay) => delay,
             };
             if self.sleep(delay).await.is_none() {
-                return Tried::GiveUp { attempt_back: false };
+                return Tried::GiveUp { attempt_back: !tries.is_spent };
             }
         }
     }
 
-    /// What follows one attempt, of `made` under this claim.
-    fn after(
-        self,
-        verdict: Verdict,
-        held: &Held<'_>,
-        made: u32,
-        delays: &mut impl Iterator<Item = Duration>,
-    ) -> After {
+    /// What follows one attempt.
+    fn after(self, verdict: Verdict, judged: Judged, held: &Held<'_>, tries: &mut Tries) -> After {
         let settings = &self.shared.settings;
         let decided = |decision| After::Ends(Tried::Decided(decision));
-        let attempts = held.attempts;
+        // What was counted for one that says nothing of the message is taken back.
+        let attempts = held.attempts - u32::from(!tries.is_spent);
         let (failed, status, after, detail) = match verdict {
             Verdict::Accepted { .. } => return decided(Decision::Complete(Outcome::Processed)),
             Verdict::Drop { .. } => return decided(Decision::Complete(Outcome::Dropped)),
@@ -208,29 +207,30 @@ impl<'a> Journey<'a> {
             }
         };
         if self.is_stopped() {
-            // An application that was told to stop together with us: no attempt was made.
-            let attempt_back = self.shared.draining.is_cancelled()
-                && failed == Failed::Retry(RetryReason::Unreachable);
-            return After::Ends(Tried::GiveUp { attempt_back });
+            return After::Ends(Tried::GiveUp { attempt_back: !tries.is_spent });
         }
         let first_ago = self.item.message.first_ago();
         if let Some(reason) = schedule::death(&settings.park, attempts, first_ago, failed) {
             return decided(Decision::DeadLetter(Letter { reason, status, detail, attempts }));
         }
         let retry = &settings.retry;
-        let bound = delays.next().unwrap_or(retry.cap);
+        // A callback that rests is waited for: that makes the message's own pauses no longer.
+        let bound = match tries.is_spent {
+            true => tries.delays.next().unwrap_or(retry.cap),
+            false => retry.initial,
+        };
         // The application may ask for more time than the backoff, never for less.
         let delay = self.shared.hub.delay(retry.jitter, bound).max(after.unwrap_or_default());
         let elapsed = self.item.delivery.received_at.elapsed() + delay;
         let reason = match failed {
             Failed::Asked => ParkReason::Asked,
             Failed::Retry(_) if self.is_near_the_delivery_limit() => ParkReason::DeliveryLimit,
-            Failed::Retry(_) if made >= retry.attempts_max || elapsed >= retry.elapsed_max => {
-                ParkReason::Failed
-            }
+            Failed::Retry(_) if tries.made >= retry.attempts_max => ParkReason::Failed,
+            Failed::Retry(_) if elapsed >= retry.elapsed_max && !judged.rests => ParkReason::Failed,
             Failed::Retry(_) if elapsed >= settings.hold_max => ParkReason::HeldTooLong,
             Failed::Retry(_) => {
-                self.item.message.progress.again(detail, delay);
+                self.item.message.progress.again(detail.clone(), delay);
+                tries.last = Some((status, detail));
                 return After::Again(delay);
             }
         };
@@ -239,16 +239,17 @@ impl<'a> Journey<'a> {
         decided(Decision::Park(Parked { reason, delay, status, detail, attempts }))
     }
 
-    /// It waits for a slot for too long: no attempt came of the last one that was counted.
-    fn held_too_long(self, held: &Held<'_>) -> Tried {
+    /// It has waited for its turn for too long, or must not wait for it: no attempt came of the
+    /// last one that was counted.
+    fn park_unsent(self, held: &Held<'_>, tries: Tries, reason: ParkReason) -> Tried {
         let attempts = held.attempts.saturating_sub(1);
-        Tried::Decided(Decision::Park(Parked {
-            reason: ParkReason::HeldTooLong,
-            delay: Duration::ZERO,
-            status: None,
-            detail: None,
-            attempts,
-        }))
+        let delay = match reason {
+            ParkReason::Failed => self.parking_delay(attempts),
+            _ => Duration::ZERO,
+        };
+        let (status, detail) = tries.last.unzip();
+        let status = status.flatten();
+        Tried::Decided(Decision::Park(Parked { reason, delay, status, detail, attempts }))
     }
 
     fn parking_delay(self, attempts: u32) -> Duration {
@@ -260,6 +261,24 @@ impl<'a> Journey<'a> {
     fn lane_to_ask(self) -> Option<LaneId> {
         let skips = self.shared.settings.on_blocked_lane == OnBlockedLane::Skip;
         self.item.message.lane_id.filter(|_| !skips && self.item.course.forwards())
+    }
+}
+
+/// The attempts in place under one claim.
+struct Tries {
+    delays: ExponentialBackoff,
+    /// Those that count.
+    made: u32,
+    /// What was counted last was used; else the next attempt is made under the same count.
+    is_spent: bool,
+    /// What the last one came to.
+    last: Option<(Option<u16>, String)>,
+}
+
+impl Tries {
+    fn new(shared: &Shared) -> Self {
+        let delays = Hub::backoff(&shared.settings.retry);
+        Self { delays, made: 0, is_spent: false, last: None }
     }
 }
 
@@ -299,13 +318,14 @@ pub(super) async fn ensure_valid(
     }
 }
 
-/// The one place where the application is called. A slot is held meanwhile.
+/// The one place where the application is called, and its callback told what came of it.
 pub(super) async fn post(
     shared: &Shared,
     message: &Message,
     path: Option<&Arc<str>>,
     attempt: u32,
-) -> Verdict {
+    admission: Admission<'_>,
+) -> (Verdict, Judged) {
     let trace = message.trace.as_ref();
     let trace = trace.and_then(|trace| trace.attempt(attempt, path.map(|path| &**path)));
     let started = Instant::now();
@@ -320,20 +340,21 @@ pub(super) async fn post(
         trace: trace.as_ref().map(AttemptTrace::context),
     };
     let verdict = shared.forwarder.forward(request).await;
-    shared.metrics.attempt_seconds(started.elapsed().as_secs_f64());
+    let took = started.elapsed();
+    shared.metrics.attempt_seconds(took.as_secs_f64());
     shared.metrics.verdict(verdict.as_str());
     if let Some(trace) = trace {
         trace.end(&verdict);
     }
-    shared.endpoint_said(path, &verdict);
-    let is_paused = *shared.gone.borrow();
-    shared.trouble.note(&shared.settings.name, path, &verdict, is_paused);
+    let judged = admission.answered(path, &verdict, took);
+    let is_gone = shared.callback.is_gone();
+    shared.trouble.note(&shared.settings.name, path, &verdict, is_gone);
     if let Verdict::Retry { reason, status, detail, .. } = &verdict {
         shared.metrics.retry(*reason);
         let TraceIds { trace_id, span_id } = message.ids();
         tracing::debug!(key = ?message.key, trace_id, span_id, attempt, ?reason, status, detail, "to be tried again");
     }
-    verdict
+    (verdict, judged)
 }
 
 /// What an attempt came to, for a person.

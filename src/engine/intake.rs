@@ -2,7 +2,7 @@
 //!
 //! Invariants: one intake per subscription, so that places in lanes are taken in broker order;
 //! at most one delivery at a time waits here for bytes of the budget; nothing is taken before
-//! the callback's host has accepted a connection once; what was taken and not started is given
+//! the callback was reached once, or while it rests; what was taken and not started is given
 //! back only after the source was told to stop (an ordered source would start over otherwise).
 
 use std::collections::VecDeque;
@@ -16,6 +16,7 @@ use inboxd_contract::{
 use tokio::sync::watch;
 
 use super::budget::Permit;
+use super::callback::{self, Flow};
 use super::horizon;
 use super::identity::{self, Identity};
 use super::journey::{self, Course, Item};
@@ -32,8 +33,6 @@ use super::target;
 const TURN_EVERY: Duration = Duration::from_secs(1);
 /// Larger bodies are looked at off the runtime.
 pub(super) const INLINE_BYTES_MAX: usize = 256 * 1024;
-const PROBE_EVERY_MIN: Duration = Duration::from_millis(200);
-const PROBE_EVERY_MAX: Duration = Duration::from_secs(2);
 
 /// How the intake ended.
 pub(super) struct IntakeEnd {
@@ -61,7 +60,7 @@ pub(super) struct Intake {
 /// What the intake has waited for.
 enum Next {
     Batch(Vec<Delivery>),
-    /// The endpoint is gone, or dead letters wait for their target: wait until that is over.
+    /// The callback rests, or dead letters wait for their target: wait until that is over.
     Away,
     /// The source became ready for the first time.
     FirstReady,
@@ -101,21 +100,21 @@ impl Intake {
     }
 
     async fn take(&mut self) -> Result<(), SourceError> {
-        wait_for_callback(&self.shared).await;
+        let mut flow = self.shared.callback.flow();
+        callback::may_take(&mut flow).await;
         self.newcomer.learn(&self.shared).await;
-        let mut gone = self.shared.gone.subscribe();
         let mut letters_wait = self.shared.letters.away();
         let mut status = self.source.status();
         let mut horizon_is_known = false;
         loop {
             target::wait_while_away(&self.shared).await;
-            let probing = wait_while_gone(&self.shared, &mut gone).await;
+            let taking = callback::may_take(&mut flow).await;
             if self.newcomer.must_pause(&self.shared.budget) {
                 self.newcomer.pause(&self.shared, None).await;
                 continue;
             }
             let mut room = self.shared.budget.room().await;
-            if probing {
+            if taking == Flow::One {
                 room = Room { deliveries: 1, ..room };
             }
             let patience = match self.newcomer.is_holding() {
@@ -127,7 +126,7 @@ impl Intake {
                 biased;
                 _ = status.wait_for(|status| status.phase == SourcePhase::Ready),
                     if !horizon_is_known => Next::FirstReady,
-                _ = gone.wait_for(|gone| *gone != probing) => Next::Away,
+                _ = flow.wait_for(|flow| *flow != taking) => Next::Away,
                 _ = letters_wait.wait_for(|waiting| *waiting) => Next::Away,
                 batch = next => match batch {
                     Ok(batch) => Next::Batch(batch?),
@@ -135,7 +134,12 @@ impl Intake {
                 },
             };
             match next {
-                Next::Batch(batch) => self.taken.extend(batch),
+                Next::Batch(batch) => {
+                    if !batch.is_empty() {
+                        self.shared.callback.one_was_taken();
+                    }
+                    self.taken.extend(batch);
+                }
                 Next::Away => {}
                 Next::FirstReady => {
                     horizon_is_known = true;
@@ -308,48 +312,6 @@ async fn look_at(shared: &Shared, delivery: &Delivery) -> Sight {
     match tokio::task::spawn_blocking(move || see(&settings, &envelope)).await {
         Ok(sight) => sight,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
-    }
-}
-
-/// Waits while the endpoint is gone. True: it still is, and since nothing is under way that
-/// could find out, one delivery is taken to ask.
-pub(super) async fn wait_while_gone(shared: &Shared, gone: &mut watch::Receiver<bool>) -> bool {
-    while *gone.borrow() {
-        // The sender lives in `shared`.
-        let back = gone.wait_for(|gone| !gone);
-        let waited = tokio::time::timeout(shared.settings.retry.cap, back).await.is_err();
-        if waited && shared.table.len() == 0 {
-            return true;
-        }
-    }
-    false
-}
-
-/// Waits until the callback's host accepts a connection. Sends no request.
-async fn wait_for_callback(shared: &Shared) {
-    let mut every = PROBE_EVERY_MIN;
-    let mut told = false;
-    loop {
-        match shared.forwarder.probe().await {
-            Ok(()) => {
-                shared.health.set_callback(true, "");
-                shared.reachable.cancel();
-                return;
-            }
-            Err(reason) => {
-                shared.health.set_callback(false, &reason);
-                if !std::mem::replace(&mut told, true) {
-                    tracing::info!(
-                        code = %ErrorCode::CallbackUnreachable,
-                        subscription = %shared.settings.name,
-                        reason,
-                        "waiting for the callback's host before anything is consumed"
-                    );
-                }
-            }
-        }
-        tokio::time::sleep(every).await;
-        every = (every * 2).min(PROBE_EVERY_MAX);
     }
 }
 

@@ -32,6 +32,7 @@ use tokio::time::Instant;
 use super::arrivals::Answer;
 use super::attempt::{Claimed, Held, Tried};
 use super::budget::Permit;
+use super::callback::Admission;
 use super::flights::{Entry, FlightEnd, Leader};
 use super::hub::Hub;
 use super::identity;
@@ -683,13 +684,34 @@ impl<'a> Journey<'a> {
         self.gate().unless_stopped(tokio::time::sleep(duration)).await
     }
 
+    /// The right to make an attempt, `made` of which count under this claim already; `None`: it
+    /// must not wait for it in place.
+    pub(super) async fn admission(self, attempts: u32, made: u32) -> Wait<Option<Admission<'a>>> {
+        let (callback, key) = (&self.shared.callback, &self.item.message.key);
+        let admitted = async {
+            match made {
+                0 => Some(callback.admit(attempts <= 1, key).await),
+                _ => callback.admit_in_place(key).await,
+            }
+        };
+        self.unless_held_too_long(admitted).await
+    }
+
     pub(super) async fn slot(self, slots: &'a tokio::sync::Semaphore) -> Wait<SemaphorePermit<'a>> {
-        let acquired = tokio::time::timeout(self.hold_left(), slots.acquire());
-        match self.gate().unless_stopped(acquired).await {
-            Some(Ok(Ok(slot))) => Wait::Over(slot),
-            Some(Err(_)) => Wait::TooLong,
+        match self.unless_held_too_long(slots.acquire()).await {
+            Wait::Over(Ok(slot)) => Wait::Over(slot),
+            Wait::TooLong => Wait::TooLong,
             // Slots are never closed.
-            None | Some(Ok(Err(_))) => Wait::Stopped,
+            Wait::Over(Err(_)) | Wait::Stopped => Wait::Stopped,
+        }
+    }
+
+    async fn unless_held_too_long<T>(self, future: impl Future<Output = T>) -> Wait<T> {
+        let bounded = tokio::time::timeout(self.hold_left(), future);
+        match self.gate().unless_stopped(bounded).await {
+            Some(Ok(value)) => Wait::Over(value),
+            Some(Err(_)) => Wait::TooLong,
+            None => Wait::Stopped,
         }
     }
 }

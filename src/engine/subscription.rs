@@ -5,13 +5,14 @@
 //! that heartbeats, polling and acks go on while forwards finish.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::FutureExt as _;
 use inboxd_contract::{
     ConsumerId, DeadLetterTarget, ErrorCode, Forwarder, InboxKey, MessageId, Source, SourceError,
-    SourceStatus, Verdict,
+    SourceStatus,
 };
 use tokio::sync::{MutexGuard, Semaphore, watch};
 use tokio::task::JoinHandle;
@@ -22,7 +23,6 @@ use tokio_util::task::TaskTracker;
 use super::arrivals::{Arrivals, Writer};
 use super::budget::Budget;
 use super::callback::{Callback, CallbackParts, CallbackReport};
-use super::gone::{Endpoints, Turn};
 use super::hub::Hub;
 use super::intake::{Intake, IntakeEnd};
 use super::lanes::Lanes;
@@ -63,14 +63,12 @@ pub(super) struct Shared {
     pub(super) due: Arc<Due>,
     /// Where dead letters go beside the table.
     pub(super) letters: Letters,
-    /// The callback's host has accepted a connection once.
-    pub(super) reachable: CancellationToken,
     /// Claims taken and not yet POSTed once: the next batch is claimed while one is under way.
     pub(super) claim_slots: Semaphore,
     /// When the application is called.
     pub(super) callback: Arc<Callback>,
-    /// POSTs under way.
-    pub(super) post_slots: Semaphore,
+    /// How many of those were ever made.
+    pub(super) claim_slots_made: AtomicUsize,
     /// Nothing more is taken from the source.
     pub(super) intake_stop: CancellationToken,
     /// Nothing new starts.
@@ -78,10 +76,6 @@ pub(super) struct Shared {
     /// What still runs is cut.
     pub(super) cut: CancellationToken,
     pub(super) releasable: bool,
-    /// The application answers 410: nothing more is taken until it answers otherwise.
-    pub(super) gone: watch::Sender<bool>,
-    /// What decides `gone`.
-    pub(super) endpoints: Mutex<Endpoints>,
     pub(super) tasks: TaskTracker,
     /// What was said of an application that fails.
     pub(super) trouble: CallbackTrouble,
@@ -103,29 +97,6 @@ impl Shared {
         self.health.failed(code, reason);
         self.draining.cancel();
         ended.send_replace(Some(reason.to_owned()));
-    }
-
-    /// Pauses the subscription on 410, and lets it go on when the endpoint is back.
-    pub(super) fn endpoint_said(&self, path: Option<&Arc<str>>, verdict: &Verdict) {
-        // Held to the end, so that turns are taken in their order.
-        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(Turn { is_paused, tell }) = endpoints.note(path, verdict) else { return };
-        self.gone.send_replace(is_paused);
-        self.metrics.paused(is_paused);
-        if is_paused {
-            let reason = "the callback answered 410 Gone: nothing more is taken until it answers \
-                          otherwise; put the endpoint back or change `callback`";
-            let code = ErrorCode::CallbackGone;
-            if tell {
-                tracing::error!(%code, subscription = %self.settings.name, reason, "paused");
-            }
-            self.health.set_paused(Some((code, reason.to_owned())));
-        } else {
-            if tell {
-                tracing::info!(subscription = %self.settings.name, "the callback is back; going on");
-            }
-            self.health.set_paused(None);
-        }
     }
 }
 
@@ -189,22 +160,17 @@ impl Subscription {
             arrivals,
             due: Arc::new(Due::new()),
             letters: Letters::new(letters, settings.dead_letter_to),
-            reachable: CancellationToken::new(),
             hub: hub.clone(),
             forwarder,
             lanes: Lanes::default(),
             table: Table::default(),
             budget: Budget::new(settings.in_flight_max, settings.in_flight_bytes_max),
             claim_slots: Semaphore::new(settings.concurrency * 2),
-            post_slots: Semaphore::new(
-                settings.concurrency + usize::from(broken!(IgnoreConcurrency)),
-            ),
+            claim_slots_made: AtomicUsize::new(settings.concurrency * 2),
             intake_stop: CancellationToken::new(),
             draining,
             cut: CancellationToken::new(),
             releasable: source.traits().releasable,
-            gone: watch::Sender::new(false),
-            endpoints: Mutex::new(Endpoints::new(&settings)),
             tasks: TaskTracker::new(),
             trouble: CallbackTrouble::default(),
             metrics,
@@ -293,6 +259,10 @@ impl Subscription {
     /// Concurrency and rate from now on. Forgotten by a restart.
     pub fn set_limits(&self, limits: Limits) {
         self.shared.callback.set_limits(limits);
+        // More of them than needed only claims earlier.
+        let wanted = limits.concurrency.saturating_mul(2).min(Semaphore::MAX_PERMITS);
+        let made = self.shared.claim_slots_made.fetch_max(wanted, Ordering::Relaxed);
+        self.shared.claim_slots.add_permits(wanted.saturating_sub(made));
     }
 
     /// How its callback stands.

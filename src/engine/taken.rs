@@ -17,11 +17,12 @@ use std::time::Duration;
 
 use inboxd_contract::{
     Completion, DeadLetter, DeadReason, ErrorCode, Fingerprint, Look, Outcome, ParkedSeq,
-    Reschedule, RetryReason, Settled, Taken, Unpark, Verdict,
+    Reschedule, Settled, Taken, Unpark, Verdict,
 };
 use tokio::time::Instant;
 
 use super::attempt::{self, Validity};
+use super::callback::Judged;
 use super::hub::Recorded;
 use super::intake::INLINE_BYTES_MAX;
 use super::keeper::Lease;
@@ -117,7 +118,8 @@ impl TakenRow {
     async fn forward(&self, shared: &Shared, path: Option<std::sync::Arc<str>>) -> Fate {
         let (gate, message) = (self.gate(shared), &self.message);
         message.progress.stage(Stage::Slot);
-        let Some(Ok(slot)) = gate.unless_stopped(shared.post_slots.acquire()).await else {
+        let admitted = shared.callback.admit(self.attempts <= 1, &message.key);
+        let Some(admission) = gate.unless_stopped(admitted).await else {
             return self.give_back(shared, true).await;
         };
         match attempt::ensure_valid(shared, gate, message, &self.lease).await {
@@ -126,12 +128,12 @@ impl TakenRow {
             Validity::Lost(look) => return self.lost(shared, &look),
         }
         message.progress.at_callback(self.attempts);
-        let verdict = attempt::post(shared, message, path.as_ref(), self.attempts).await;
-        drop(slot);
-        self.after(shared, verdict).await
+        let (verdict, judged) =
+            attempt::post(shared, message, path.as_ref(), self.attempts, admission).await;
+        self.after(shared, verdict, judged).await
     }
 
-    async fn after(&self, shared: &Shared, verdict: Verdict) -> Fate {
+    async fn after(&self, shared: &Shared, verdict: Verdict, judged: Judged) -> Fate {
         let failure = match verdict {
             Verdict::Accepted { .. } => {
                 return self.complete(shared, ParkedResult::Processed).await;
@@ -154,13 +156,16 @@ impl TakenRow {
                 Failure { failed: Failed::Retry(reason), status, detail, after }
             }
         };
-        if shared.draining.is_cancelled()
-            && failure.failed == Failed::Retry(RetryReason::Unreachable)
-        {
-            // The application was told to stop together with us: no attempt was made.
-            return self.give_back(shared, true).await;
-        }
+        let counts = judged.counts_as_attempt;
+        let is_over = shared.draining.is_cancelled() || judged.rests;
         let (park, first_ago) = (&shared.settings.park, self.message.first_ago());
+        if !counts && is_over && first_ago < park.elapsed_max {
+            // It says nothing of the message, and nothing is taken before the callback is back
+            // but for a probe: the row stays due.
+            let fate = self.give_back(shared, true).await;
+            shared.due.now();
+            return fate;
+        }
         match schedule::death(park, self.attempts, first_ago, failure.failed) {
             Some(reason) => {
                 let mut letter = letter::of(shared, &self.message, reason);
@@ -168,12 +173,12 @@ impl TakenRow {
                 letter.last_error = Some(failure.detail);
                 self.dead_letter(shared, letter, ParkedResult::DeadLettered).await
             }
-            None => self.put_off(shared, failure).await,
+            None => self.put_off(shared, failure, !counts).await,
         }
     }
 
     /// Due again later.
-    async fn put_off(&self, shared: &Shared, failure: Failure) -> Fate {
+    async fn put_off(&self, shared: &Shared, failure: Failure, attempt_back: bool) -> Fate {
         let settings = &shared.settings;
         let bound = match failure.failed {
             Failed::Asked => schedule::parking_bound(settings, self.attempts),
@@ -186,7 +191,7 @@ impl TakenRow {
         let reschedule = Reschedule {
             claim: self.lease.claim().clone(),
             seq: self.seq,
-            attempt_back: false,
+            attempt_back,
             delay,
             last_status: failure.status,
             last_error: Some(schedule::stored_error(&failure.detail)),

@@ -22,12 +22,13 @@ use inboxd_contract::{ErrorCode, TakeDue, Taken};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::callback::{self, Flow};
 use super::keeper::Lease;
 use super::progress::Stage;
 use super::settings::SubscriptionSettings;
 use super::subscription::Shared;
 use super::taken::{Fate, TakenRow};
-use super::{intake, target};
+use super::target;
 use crate::telemetry::ParkedResult;
 
 /// Without news the database is asked this often: other instances park too.
@@ -163,16 +164,21 @@ pub(super) async fn run(shared: Arc<Shared>) {
 }
 
 async fn take(shared: &Arc<Shared>) {
-    shared.reachable.cancelled().await;
     let room = Arc::new(Room::new(&shared.settings));
-    let mut failures = 0;
+    let (mut flow, mut failures) = (shared.callback.flow(), 0);
     loop {
         shared.due.reached().await;
         target::wait_while_away(shared).await;
-        let probing = intake::wait_while_gone(shared, &mut shared.gone.subscribe()).await;
+        callback::may_take(&mut flow).await;
         let left = room.some().await;
+        let rows = match *flow.borrow() {
+            Flow::Free => left.rows,
+            Flow::One => 1,
+            // While there was no room.
+            Flow::Nothing => continue,
+        };
         shared.due.asked();
-        match take_once(shared, &room, if probing { 1 } else { left.rows }, left.bytes).await {
+        match take_once(shared, &room, rows, left.bytes).await {
             true => failures = 0,
             false => {
                 failures += 1;
@@ -210,6 +216,9 @@ async fn take_and_start(shared: &Arc<Shared>, room: &Arc<Room>, request: &TakeDu
     let Ok((batch, leases)) = shared.hub.take_due(request).await else { return false };
     if let Some(next_in) = batch.next_in {
         shared.due.within(next_in);
+    }
+    if !batch.rows.is_empty() {
+        shared.callback.one_was_taken();
     }
     let mut run: Vec<(Taken, Lease, Place)> = Vec::new();
     for (taken, lease) in batch.rows.into_iter().zip(leases) {

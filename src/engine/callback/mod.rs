@@ -129,10 +129,17 @@ impl Callback {
         self.flow.subscribe()
     }
 
+    /// Every path says 410.
+    pub(super) fn is_gone(&self) -> bool {
+        self.locked(|inner, _| inner.state.is_gone())
+    }
+
     /// One message was taken under [`Flow::One`]: it is on its way to be admitted, and no other is
     /// asked for in the next seconds.
     pub(super) fn one_was_taken(&self) {
-        self.change(|state, now| state.one_was_taken(now));
+        if *self.flow.borrow() == Flow::One {
+            self.change(|state, now| state.one_was_taken(now));
+        }
     }
 
     /// Nothing more is taken and no attempt begins, until [`Callback::resume`].
@@ -243,6 +250,19 @@ impl Callback {
         }
         let flow = inner.state.flow(now);
         self.flow.send_if_modified(|shown| std::mem::replace(shown, flow) != flow);
+    }
+}
+
+/// Waits until something may be taken, and answers how much.
+///
+/// # Cancel safety
+/// Cancel-safe.
+pub(super) async fn may_take(flow: &mut watch::Receiver<Flow>) -> Flow {
+    let taking = flow.wait_for(|flow| *flow != Flow::Nothing).await.ok().map(|flow| *flow);
+    match taking {
+        Some(taking) => taking,
+        // The callback was dropped, and with it all that could be taken for it.
+        None => std::future::pending().await,
     }
 }
 

@@ -337,6 +337,10 @@ impl State {
         self.probe(false).is_some()
     }
 
+    pub(super) fn is_gone(&self) -> bool {
+        self.endpoints.is_paused()
+    }
+
     /// A message was taken for a probe: it is on its way.
     pub(super) fn one_was_taken(&mut self, now: Instant) {
         self.one_again_at = Some(now + ONE_AGAIN);
