@@ -31,7 +31,7 @@ fn lane(number: u128) -> LaneId {
     LaneId(number.to_be_bytes())
 }
 
-fn arrival(id: &str, lane_id: Option<LaneId>) -> Arrival {
+pub fn arrival(id: &str, lane_id: Option<LaneId>) -> Arrival {
     let origin = Origin::Memory { stream: "orders".into(), position: 1 };
     Arrival {
         key: key(id),
@@ -55,17 +55,20 @@ async fn open(directory: &TempDir) -> SqliteStore {
     SqliteStore::open(SqliteConfig::new(directory.path().join("inbox.db"))).await.expect("opened")
 }
 
-async fn take(store: &SqliteStore, tokens: usize, lanes_from: LaneId) -> TakenBatch {
-    let request = TakeDue {
+pub fn asking(tokens: usize, lanes_from: LaneId) -> TakeDue {
+    TakeDue {
         consumer_id: ConsumerId::new("billing").expect("fit"),
         subscription: "orders".into(),
         tokens: (0..tokens).map(|_| Token(Uuid::new_v4())).collect(),
         run_max: 1,
         bytes_max: 1 << 20,
         lanes_from,
-    };
+    }
+}
+
+async fn take(store: &SqliteStore, tokens: usize, lanes_from: LaneId) -> TakenBatch {
     let owner = OwnerId(Arc::from("owner"));
-    store.take_due(&owner, LEASE, &request).await.expect("answered")
+    store.take_due(&owner, LEASE, &asking(tokens, lanes_from)).await.expect("answered")
 }
 
 fn ids(batch: &TakenBatch) -> Vec<&str> {

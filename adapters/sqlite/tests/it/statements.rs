@@ -4,14 +4,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use inboxd_contract::{
-    Claim, ClaimAnswer, Completion, DeadLetter, DeadReason, Envelope, InboxStore, Origin, OwnerId,
-    Release, Settled,
+    Actor, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, DeadReason, Envelope,
+    InboxStore, LaneId, Origin, OwnerId, Parking, Release, Replay, Reschedule, Settled, Unpark,
 };
 use inboxd_sqlite::{SqliteConfig, SqliteStore};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::lifecycle::{claim, request};
+use crate::parking::{arrival, asking};
 
 /// Collects the first words of every statement that the database ran. The database lives in
 /// this process, and its driver tells of each statement once.
@@ -122,7 +123,69 @@ async fn count_statements() {
     statements.take();
     store.release(&[Release { claim: held, attempt_back: true }]).await;
     spent(&["SELECT c.token", "UPDATE inbox_claims"]);
+    count_parking(&store, &owner, spent).await;
     store.close().await;
+}
+
+/// The rows of parking, of the same table.
+async fn count_parking(store: &SqliteStore, owner: &OwnerId, spent: impl Fn(&[&str])) {
+    let lease = Duration::from_secs(15);
+    let (look, take, insert) = ("SELECT j.key,", "DELETE FROM", "INSERT INTO");
+    let lane_id = LaneId([1; 16]);
+    let held = claim("p");
+    let asks = ClaimRequest { lane_id: Some(lane_id), ..request(&held) };
+    store.claim(owner, lease, &[asks]).await;
+    spent(&[insert, look]);
+    let copy = |id| arrival(id, None).copy;
+    store.park(&[Parking { claim: held, copy: copy("p") }]).await;
+    spent(&[take, look, take, insert]);
+    store.claim(owner, lease, &[request(&claim("p"))]).await;
+    spent(&[insert, look]);
+
+    let request = asking(1, lane_id);
+    let (heads, alone, next) = ("WITH RECURSIVE", "SELECT 0,", "SELECT p.due_at");
+    let taken = async || store.take_due(owner, lease, &request).await.expect("answered").rows;
+    let row = taken().await.remove(0);
+    spent(&[heads, heads, alone, next, insert, "SELECT p.subscription,"]);
+    let reschedule = Reschedule {
+        claim: row.claim,
+        seq: row.seq,
+        attempt_back: false,
+        delay: Duration::ZERO,
+        last_status: None,
+        last_error: None,
+    };
+    store.reschedule(&[reschedule]).await;
+    spent(&[take, "UPDATE inbox_parked"]);
+    let row = taken().await.remove(0);
+    spent(&[heads, heads, alone, next, insert, "SELECT p.subscription,"]);
+    store.complete(&[Completion { parked: Some(row.seq), ..completion(&row.claim) }]).await;
+    spent(&[take, insert, take]);
+
+    store.arrive(&[arrival("q", None), arrival("r", None)]).await.expect("arrived");
+    spent(&[look, insert, insert]);
+    let row = taken().await.remove(0);
+    spent(&[heads, heads, alone, insert, "SELECT p.subscription,"]);
+    store.unpark(&[Unpark { claim: row.claim, seq: row.seq }]).await;
+    spent(&[take, take]);
+    let row = taken().await.remove(0);
+    spent(&[heads, heads, alone, next, insert, "SELECT p.subscription,"]);
+    store.dead_letter(&[letter(&row.claim)]).await;
+    spent(&[take, look, insert]);
+    let replay = Replay {
+        seq: row.seq,
+        delay: Duration::from_secs(60),
+        allow_processed: false,
+        fresh: uuid::Uuid::new_v4(),
+    };
+    let actor = Actor::new("anna");
+    store.replay(&[replay], &actor).await;
+    let (dead, processed, same) = ("SELECT consumer_id,", "SELECT fingerprint", "SELECT 1");
+    spent(&[dead, processed, same, take, "UPDATE inbox_parked", insert]);
+    store.dead_letter(&[DeadLetter { token: None, ..letter(&row.claim) }]).await;
+    spent(&[insert]);
+    store.discard(&[row.seq], &actor).await;
+    spent(&["UPDATE inbox_parked", insert]);
 }
 
 fn completion(claim: &Claim) -> Completion {
