@@ -21,6 +21,7 @@ fn full() -> Metrics {
         paused: false,
     });
     metrics.subscription("orders").source_status(&status);
+    metrics.subscription("orders").callback().rate(Some(10.0));
     metrics.inbox(Some(&StoreStats {
         messages: Some(0),
         claims: Some(0),
