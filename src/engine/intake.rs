@@ -135,7 +135,8 @@ impl Intake {
             };
             match next {
                 Next::Batch(batch) => {
-                    if !batch.is_empty() {
+                    // What is stored on arrival is taken by a worker, which says so.
+                    if !batch.is_empty() && !self.shared.stores() {
                         self.shared.callback.one_was_taken();
                     }
                     self.taken.extend(batch);
