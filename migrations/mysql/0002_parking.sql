@@ -2,7 +2,8 @@
 -- DDL commits by itself here, and not every server knows ADD COLUMN IF NOT EXISTS: the table is
 -- changed by one statement, which is left out where it has been done before a crash.
 -- Indexes cannot be partial: those by state have it in front. first_at is null in rows of former
--- binaries: when they were parked counts.
+-- binaries: when they were parked counts. A body's length is a column, since a server reads the
+-- whole body to tell it.
 
 SET @change = IF(
     (SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = DATABASE()
@@ -13,6 +14,7 @@ SET @change = IF(
         ADD COLUMN lane_id BINARY(16),
         ADD COLUMN first_at DATETIME(3),
         ADD COLUMN body_kept BOOLEAN NOT NULL DEFAULT TRUE,
+        ADD COLUMN body_bytes BIGINT GENERATED ALWAYS AS (OCTET_LENGTH(body)) STORED,
         ADD KEY inbox_parked_lane (lane_id, state, seq),
         ADD KEY inbox_parked_due (subscription, consumer_id, state, lane_id, due_at),
         ADD KEY inbox_parked_state (state, seq),

@@ -264,6 +264,10 @@ async fn find_due(
     // Two rows of one key have one claim.
     let mut keys = HashSet::new();
     loop {
+        if keys.len() >= wanted {
+            found.more = !heads.is_empty() || !alone.is_empty();
+            return Ok(found);
+        }
         // What has been due for longer goes first, so that neither kind starves the other.
         let in_lane = match (heads.front(), alone.front()) {
             (Some(head), Some(row)) => head.candidate.due_in <= row.candidate.due_in,

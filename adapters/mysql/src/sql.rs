@@ -297,7 +297,7 @@ impl Sql {
             "SELECT p.subscription, p.envelope, NULL, p.fingerprint, p.lane, p.attempts, \
                  p.last_status, p.last_error, p.reason, p.state, \
                  TIMESTAMPDIFF(MICROSECOND, p.parked_at, UTC_TIMESTAMP(3)), \
-                 CAST(OCTET_LENGTH(p.body) AS SIGNED), newest.total, \
+                 p.body_bytes, newest.total, \
                  IF(p.state = 'due', GREATEST(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(3), \
                      p.due_at), 0), NULL) \
              FROM (SELECT seq, COUNT(*) OVER () AS total FROM {{p}}inbox_parked \

@@ -5,7 +5,7 @@ use super::{Patience, Sql, tuples};
 /// Columns of a whole row, the first nine those of `read_parked`. `{body}` is `p.body` or NULL.
 const COLUMNS: &str = "p.subscription, p.envelope, {body}, p.fingerprint, p.lane, p.attempts, \
      p.last_status, p.last_error, p.reason, p.seq, p.consumer_id, p.message_id, p.state, \
-     p.lane_id, CAST(OCTET_LENGTH(p.body) AS SIGNED), \
+     p.lane_id, p.body_bytes, \
      IF(p.state = 'due', GREATEST(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(3), p.due_at), 0), \
          NULL), \
      TIMESTAMPDIFF(MICROSECOND, COALESCE(p.first_at, p.parked_at), UTC_TIMESTAMP(3)), \
@@ -15,7 +15,7 @@ const COLUMNS: &str = "p.subscription, p.envelope, {body}, p.fingerprint, p.lane
 /// body, whether nobody holds its key's claim, whether a dead letter of its lane is before it.
 const CANDIDATE: &str = "SELECT p.seq, p.consumer_id, p.message_id, p.lane_id, \
      TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(3), p.due_at), \
-     CAST(COALESCE(OCTET_LENGTH(p.body), 0) AS SIGNED), {free}, \
+     COALESCE(p.body_bytes, 0), {free}, \
      EXISTS (SELECT 1 FROM {p}inbox_parked AS d FORCE INDEX (inbox_parked_lane) \
          WHERE d.lane_id = p.lane_id AND d.state = 'dead' AND d.seq < p.seq) \
      FROM {p}inbox_parked AS p ";
