@@ -109,6 +109,8 @@ impl DeadLetterTopicConfig {
         // Where other clients put keys. The broker's closing an idle connection is routine.
         client.set("partitioner", "murmur2_random").set("log.connection.close", "false");
         client.set("client.id", "inboxd");
+        // Brokers that are back are found within a try.
+        client.set("reconnect.backoff.max.ms", "1000");
         for (key, value) in &self.properties {
             client.set(key, value);
         }
@@ -167,7 +169,7 @@ impl DeadLetterTopicConfig {
 }
 
 /// Whether a property says how to connect, the same for any client.
-fn connects(name: &str) -> bool {
+pub(crate) fn connects(name: &str) -> bool {
     const BEGINNINGS: &[&str] =
         &["security.", "ssl.", "enable.ssl.", "sasl.", "socket.", "broker.address.", "reconnect."];
     const NAMES: &[&str] =

@@ -279,6 +279,16 @@ impl PendingTopicIds {
         topics: &[&str],
         timeout: Duration,
     ) -> Self {
+        Self::ask(client, topics, timeout, false)
+    }
+
+    /// The same; with `operations`, what this user may do to each is asked for too.
+    fn ask<C: ClientContext>(
+        client: &Client<C>,
+        topics: &[&str],
+        timeout: Duration,
+        operations: bool,
+    ) -> Self {
         let names: Vec<CString> =
             topics.iter().filter_map(|topic| CString::new(*topic).ok()).collect();
         let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
@@ -298,6 +308,13 @@ impl PendingTopicIds {
                 words.as_mut_ptr().cast(),
                 words.len(),
             );
+            if operations {
+                let error =
+                    sys::rd_kafka_AdminOptions_set_include_authorized_operations(options, 1);
+                if !error.is_null() {
+                    sys::rd_kafka_error_destroy(error);
+                }
+            }
             let collection =
                 sys::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
             let queue = sys::rd_kafka_queue_new(rk);
@@ -320,6 +337,38 @@ impl Drop for PendingTopicIds {
     fn drop(&mut self) {
         // SAFETY: made by `send`, destroyed once.
         unsafe { sys::rd_kafka_queue_destroy(self.queue) }
+    }
+}
+
+/// Whether this user may write to a topic; `None` where the cluster does not say. Blocks for
+/// `timeout` at the longest.
+pub(crate) fn may_write<C: ClientContext>(
+    client: &Client<C>,
+    topic: &str,
+    timeout: Duration,
+) -> Option<bool> {
+    let asked = PendingTopicIds::ask(client, &[topic], timeout, true);
+    // SAFETY: queue, event and everything that belongs to it are alive until the end.
+    unsafe {
+        let event = Event::poll(asked.queue, timeout)?;
+        let result = sys::rd_kafka_event_DescribeTopics_result(event.0);
+        if result.is_null() {
+            return None;
+        }
+        let mut count = 0;
+        let topics = sys::rd_kafka_DescribeTopics_result_topics(result, &mut count);
+        if count == 0 {
+            return None;
+        }
+        let mut operations = 0;
+        let list = sys::rd_kafka_TopicDescription_authorized_operations(*topics, &mut operations);
+        if list.is_null() || operations == 0 {
+            return None;
+        }
+        let list = std::slice::from_raw_parts(list, operations);
+        let write = sys::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_WRITE;
+        let all = sys::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_ALL;
+        Some(list.contains(&write) || list.contains(&all))
     }
 }
 

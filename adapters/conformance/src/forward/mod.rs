@@ -101,7 +101,7 @@ pub async fn run(harness: impl ForwardHarness) {
     );
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> String {
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
         .unwrap_or_else(|| "a panic without a text".to_owned())

@@ -3,10 +3,12 @@
 
 mod conformance;
 mod connections;
+mod consume;
 mod front;
 mod groups;
 mod inspect;
 mod latest;
+mod letters;
 mod mock;
 mod positions;
 mod produce;

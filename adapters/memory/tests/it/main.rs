@@ -2,6 +2,7 @@
 
 mod forward;
 mod letters;
+mod letters_conformance;
 mod parking;
 mod source;
 mod store;
