@@ -11,14 +11,14 @@
 //! |---|---|---|
 //! | taking | due rows, claims that run out | taken again after the lease, an attempt more |
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt as _;
 use futures::future::join_all;
-use inboxd_contract::{ErrorCode, TakeDue, Taken};
+use inboxd_contract::{ErrorCode, LaneId, TakeDue, Taken};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -220,26 +220,25 @@ async fn take_and_start(shared: &Arc<Shared>, room: &Arc<Room>, request: &TakeDu
     if !batch.rows.is_empty() {
         shared.callback.one_was_taken();
     }
-    let mut run: Vec<(Taken, Lease, Place)> = Vec::new();
+    // Rows of one lane stand in its order, with others between them.
+    let mut runs: Vec<Vec<(Taken, Lease, Place)>> = Vec::new();
+    let mut run_of: HashMap<LaneId, usize> = HashMap::new();
     for (taken, lease) in batch.rows.into_iter().zip(leases) {
         failpoint!(TakeCommitted);
-        let follows = run.last().is_some_and(|(before, ..)| {
-            before.lane_id.is_some() && before.lane_id == taken.lane_id
-        });
-        if !follows {
-            start(shared, std::mem::take(&mut run));
-        }
         let place = room.take(taken.copy.envelope.bytes());
-        run.push((taken, lease, place));
+        let known = taken.lane_id.map(|lane| *run_of.entry(lane).or_insert(runs.len()));
+        match known.and_then(|run| runs.get_mut(run)) {
+            Some(run) => run.push((taken, lease, place)),
+            None => runs.push(vec![(taken, lease, place)]),
+        }
     }
-    start(shared, run);
+    for run in runs {
+        start(shared, run);
+    }
     true
 }
 
 fn start(shared: &Arc<Shared>, rows: Vec<(Taken, Lease, Place)>) {
-    if rows.is_empty() {
-        return;
-    }
     let rows: VecDeque<TakenRow> = rows
         .into_iter()
         .map(|(taken, lease, place)| TakenRow::new(shared, taken, lease, place))

@@ -291,7 +291,7 @@ pub struct TakeDue {
 /// The answer to [`TakeDue`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TakenBatch {
-    /// Rows of one lane stand in its order.
+    /// Rows of one lane stand in its order; rows of others may stand between them.
     pub rows: Vec<Taken>,
     /// When to ask again at the latest, where it is known: more may be due now (zero), or the next
     /// head that is free becomes due then.
