@@ -6,7 +6,9 @@
 //! wants its scenario here, or this does not compile.
 
 use std::os::unix::process::ExitStatusExt as _;
+use std::panic::AssertUnwindSafe;
 
+use futures::FutureExt as _;
 use futures::future::join_all;
 use inboxd::failpoints::{Failpoint, VARIABLE};
 use inboxd_conformance::app::{Answer, App};
@@ -221,16 +223,17 @@ async fn dies_at(point: Failpoint, at: usize) {
 
 /// All of one scenario, side by side.
 async fn all_of(wanted: Scenario) {
-    let points: Vec<_> = Failpoint::iter().enumerate().collect();
-    let trials: Vec<_> = points
-        .into_iter()
-        .filter(|(_, point)| scenario(*point) == wanted)
-        .map(|(at, point)| tokio::spawn(dies_at(point, at)))
-        .collect();
-    assert!(!trials.is_empty());
-    let failed = join_all(trials).await.into_iter().filter_map(Result::err);
-    let failed: Vec<_> = failed.map(|error| error.to_string()).collect();
-    assert!(failed.is_empty(), "{failed:#?}");
+    let points: Vec<_> =
+        Failpoint::iter().enumerate().filter(|(_, point)| scenario(*point) == wanted).collect();
+    assert!(!points.is_empty());
+    let trials = points.into_iter().map(|(at, point)| async move {
+        // One that fails says why by itself, and hides no other.
+        let trial = AssertUnwindSafe(dies_at(point, at)).catch_unwind().await;
+        (point.name(), trial.is_ok())
+    });
+    let ended = join_all(trials).await;
+    let failed: Vec<_> = ended.iter().filter(|(_, passed)| !passed).collect();
+    assert!(failed.is_empty(), "{failed:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
