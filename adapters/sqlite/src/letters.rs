@@ -140,9 +140,12 @@ impl Conditions {
         let text = |text: &str| Value::Text(text.to_owned());
         let number = |duration| Value::Number(ms(duration));
         // By the index where that names one message; else the order of seq is worth more.
-        let consumer = if filter.message_id.is_some() { "p." } else { "+p." };
-        let consumer = format!("{consumer}consumer_id = ?");
-        add(&consumer, filter.consumer_id.as_ref().map(|id| text(id.as_str())));
+        let one_message = filter.consumer_id.is_some() && filter.message_id.is_some();
+        let (consumer, state) = match one_message {
+            true => ("p.consumer_id = ?", "+p.state = ?"),
+            false => ("+p.consumer_id = ?", "p.state = ?"),
+        };
+        add(consumer, filter.consumer_id.as_ref().map(|id| text(id.as_str())));
         add("p.message_id = ?", filter.message_id.as_ref().map(|id| text(id.as_str())));
         add("p.subscription = ?", filter.subscription.as_deref().map(text));
         add("p.reason = ?", filter.reason.map(|reason| text(reason.as_str())));
@@ -153,7 +156,7 @@ impl Conditions {
         add("{now} - p.parked_at <= ?", filter.parked_at_most.map(number));
         match filter.states.as_slice() {
             [] => {}
-            [state] => add("p.state = ?", Some(text(state.as_str()))),
+            [only] => add(state, Some(text(only.as_str()))),
             states => {
                 let names: Vec<String> =
                     states.iter().map(|state| format!("'{}'", state.as_str())).collect();

@@ -269,8 +269,8 @@ const STATS: &str = "SELECT
     (SELECT {now} - processed_at FROM {p}inbox_messages ORDER BY processed_at LIMIT 1),
     (SELECT {now} - parked_at FROM {p}inbox_parked WHERE state <> 'due' AND state = 'dead'
         ORDER BY parked_at LIMIT 1),
-    (SELECT {now} - first_at FROM {p}inbox_parked WHERE state = 'due'
-        ORDER BY first_at LIMIT 1)";
+    (SELECT {now} - first_at FROM {p}inbox_parked INDEXED BY {p}inbox_parked_first_at
+        WHERE state = 'due' ORDER BY first_at LIMIT 1)";
 
 const SWEEP_MESSAGES: &str = "
 DELETE FROM {p}inbox_messages WHERE (consumer_id, message_id) IN (
