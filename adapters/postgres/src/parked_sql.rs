@@ -1,7 +1,9 @@
 //! The statements about parked rows: of workers, of arrivals, and of operators.
 //!
-//! What is asked of another table for each row is a scalar subquery with a limit: EXISTS might be
-//! planned as a hash of that whole table while it is small, and be kept when it no longer is.
+//! Statements are planned once, maybe while the table is empty, as it mostly is; and then a minute
+//! brings 100,000 rows. So each is written such that no plan reads the whole table: rows are named
+//! by `seq = ANY`, and what is asked of another table for each row is a subquery of its own
+//! (scalar with a limit, or lateral with OFFSET 0), which a join would turn into a hash or a merge.
 
 use crate::sql::statements;
 
@@ -73,8 +75,9 @@ WITH u AS MATERIALIZED (
         last_error = CASE WHEN u.back = 0 THEN u.last_error ELSE p.last_error END
     FROM gone
     JOIN u ON u.place = gone.place
-    WHERE p.seq = u.seq AND p.state = 'due'
-      AND p.consumer_id = u.consumer_id AND p.message_id = u.message_id
+    WHERE p.seq = ANY ($4::bigint[]) AND p.seq = u.seq AND p.state = 'due'
+      AND p.consumer_id IS NOT DISTINCT FROM u.consumer_id
+      AND p.message_id IS NOT DISTINCT FROM u.message_id
 )
 SELECT place FROM gone"#;
 
@@ -82,8 +85,9 @@ SELECT place FROM gone"#;
     unpark = r#"
 DELETE FROM {t}inbox_parked p
 USING unnest($1::text[], $2::text[], $3::bigint[]) AS u (consumer_id, message_id, seq)
-WHERE p.seq = u.seq AND p.state = 'due'
-  AND p.consumer_id = u.consumer_id AND p.message_id = u.message_id"#;
+WHERE p.seq = ANY ($3::bigint[]) AND p.seq = u.seq AND p.state = 'due'
+  AND p.consumer_id IS NOT DISTINCT FROM u.consumer_id
+  AND p.message_id IS NOT DISTINCT FROM u.message_id"#;
 
     /// Due rows outside of lanes whose keys nobody has claimed, the oldest first; locked.
     take_loose = r#"
@@ -114,9 +118,10 @@ WITH RECURSIVE up AS (
     FROM up
     CROSS JOIN LATERAL (
         SELECT p.lane_id, p.seq, CASE WHEN p.state = 'due' AND (
+            p.due_at > statement_timestamp() OR (
             SELECT true FROM {t}inbox_claims c
             WHERE c.consumer_id = p.consumer_id AND c.message_id = p.message_id
-              AND c.token IS NOT NULL AND c.expires_at > clock_timestamp() LIMIT 1) IS NULL
+              AND c.token IS NOT NULL AND c.expires_at > clock_timestamp() LIMIT 1) IS NULL)
             THEN p.due_at END AS due_at
         FROM {t}inbox_parked p
         WHERE p.consumer_id = $1 AND p.subscription = $2 AND p.lane_id > up.lane_id
@@ -134,9 +139,10 @@ WITH RECURSIVE up AS (
     FROM around
     CROSS JOIN LATERAL (
         SELECT p.lane_id, p.seq, CASE WHEN p.state = 'due' AND (
+            p.due_at > statement_timestamp() OR (
             SELECT true FROM {t}inbox_claims c
             WHERE c.consumer_id = p.consumer_id AND c.message_id = p.message_id
-              AND c.token IS NOT NULL AND c.expires_at > clock_timestamp() LIMIT 1) IS NULL
+              AND c.token IS NOT NULL AND c.expires_at > clock_timestamp() LIMIT 1) IS NULL)
             THEN p.due_at END AS due_at
         FROM {t}inbox_parked p
         WHERE p.consumer_id = $1 AND p.subscription = $2 AND p.lane_id > around.lane_id
@@ -184,8 +190,9 @@ CROSS JOIN LATERAL (
               AND c.token IS NOT NULL AND c.expires_at > clock_timestamp() LIMIT 1) IS NULL
             AS ready
     FROM {t}inbox_parked p
-    WHERE p.consumer_id = $1 AND p.subscription = $2 AND p.lane_id = u.lane_id
-      AND p.seq > u.seq AND p.state <> 'discarded'
+    WHERE p.consumer_id = $1 AND p.subscription = $2
+      AND (p.lane_id, p.seq) > (u.lane_id, u.seq) AND p.lane_id <= u.lane_id
+      AND p.state <> 'discarded'
     ORDER BY p.lane_id, p.seq
     LIMIT $5
 ) AS f
@@ -237,9 +244,13 @@ SELECT u.place, p.subscription, p.fingerprint, p.lane, p.lane_id, p.envelope, p.
     (extract(epoch FROM clock_timestamp() - p.first_at) * 1000000)::bigint AS first_us,
     m.message_id IS NOT NULL AS processed, m.fingerprint AS message_fingerprint
 FROM unnest($1::bigint[]) WITH ORDINALITY AS u (seq, place)
-JOIN {t}inbox_parked p ON p.seq = u.seq
-LEFT JOIN {t}inbox_messages m
-    ON m.consumer_id = p.consumer_id AND m.message_id = p.message_id
+JOIN {t}inbox_parked p ON p.seq = u.seq AND p.seq = ANY ($1::bigint[])
+LEFT JOIN LATERAL (
+    SELECT m.message_id, m.fingerprint
+    FROM {t}inbox_messages m
+    WHERE m.consumer_id = p.consumer_id AND m.message_id = p.message_id
+    OFFSET 0
+) AS m ON true
 ORDER BY u.place"#;
 
     /// One parked row.

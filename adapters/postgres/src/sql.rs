@@ -58,8 +58,12 @@ FROM unnest($1::text[], $2::text[], $3::bytea[])
     WITH ORDINALITY AS u (consumer_id, message_id, lane_id, place)
 LEFT JOIN {t}inbox_messages m
     ON m.consumer_id = u.consumer_id AND m.message_id = u.message_id
-LEFT JOIN {t}inbox_parked p
-    ON p.consumer_id = u.consumer_id AND p.message_id = u.message_id
+LEFT JOIN LATERAL (
+    SELECT p.seq, p.fingerprint, p.position, p.state
+    FROM {t}inbox_parked p
+    WHERE p.consumer_id = u.consumer_id AND p.message_id = u.message_id
+    OFFSET 0
+) AS p ON true
 LEFT JOIN {t}inbox_claims c
     ON c.consumer_id = u.consumer_id AND c.message_id = u.message_id
 ORDER BY u.place, p.seq"#;
@@ -108,11 +112,20 @@ UNION ALL
 SELECT NULL, consumer_id, message_id FROM put"#;
 
     /// An accepted message takes its dead letter away; a missing fingerprint conflicts with none.
+    /// (CASE, so that no index of all rows that are not due is thought to serve.)
     supersede = r#"
-DELETE FROM {t}inbox_parked p
-USING unnest($1::text[], $2::text[], $3::text[]) AS u (consumer_id, message_id, fingerprint)
-WHERE p.consumer_id = u.consumer_id AND p.message_id = u.message_id AND p.state <> 'due'
-  AND (u.fingerprint = '' OR p.fingerprint = '' OR p.fingerprint = u.fingerprint)"#;
+DELETE FROM {t}inbox_parked
+WHERE CASE WHEN state = 'due' THEN false ELSE true END AND seq = ANY (ARRAY(
+    SELECT p.seq
+    FROM unnest($1::text[], $2::text[], $3::text[]) AS u (consumer_id, message_id, fingerprint)
+    CROSS JOIN LATERAL (
+        SELECT p.seq
+        FROM {t}inbox_parked p
+        WHERE p.consumer_id = u.consumer_id AND p.message_id = u.message_id
+          AND CASE WHEN p.state = 'due' THEN false ELSE true END
+          AND (u.fingerprint = '' OR p.fingerprint = '' OR p.fingerprint = u.fingerprint)
+        OFFSET 0
+    ) AS p))"#;
 
     /// Frees claims; the rows stay and keep the attempts.
     release = r#"
@@ -227,7 +240,8 @@ ORDER BY p.seq"#;
     stats = r#"
 SELECT m.rows AS messages, c.rows AS claims, p.rows AS dead, d.rows AS due,
     (SELECT (extract(epoch FROM clock_timestamp() - first_at) * 1000000)::bigint
-        FROM {t}inbox_parked WHERE state = 'due' ORDER BY first_at LIMIT 1) AS oldest_due_us,
+        FROM {t}inbox_parked WHERE CASE WHEN state = 'due' THEN first_at END IS NOT NULL
+        ORDER BY CASE WHEN state = 'due' THEN first_at END LIMIT 1) AS oldest_due_us,
     (SELECT (extract(epoch FROM clock_timestamp() - processed_at) * 1000000)::bigint
         FROM {t}inbox_messages ORDER BY processed_at LIMIT 1) AS oldest_message_us,
     (SELECT (extract(epoch FROM clock_timestamp() - parked_at) * 1000000)::bigint
@@ -251,7 +265,9 @@ FROM
     (SELECT CASE WHEN count(*) <= 10000 THEN count(*) ELSE greatest(count(*), (
             SELECT reltuples::bigint FROM pg_class
             WHERE oid = (SELECT tableoid FROM {t}inbox_parked LIMIT 1))) END AS rows
-        FROM (SELECT 1 FROM {t}inbox_parked WHERE state = 'due' ORDER BY first_at
+        FROM (SELECT 1 FROM {t}inbox_parked
+            WHERE CASE WHEN state = 'due' THEN first_at END IS NOT NULL
+            ORDER BY CASE WHEN state = 'due' THEN first_at END
             LIMIT 10001) AS bounded) AS d"#;
 
     /// True for one instance at a time, until the transaction ends.

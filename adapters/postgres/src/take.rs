@@ -35,10 +35,12 @@ use crate::parking::integer;
 use crate::session::{LockWait, Sessions, Work};
 use crate::sql::Sql;
 
-/// Lanes that one call looks at: some 5 µs each.
-const LANES_MAX: i64 = 10_000;
-/// When to ask again where not everything was seen, or others were just at what was due.
-const AGAIN: Duration = Duration::from_millis(50);
+/// Lanes that one call looks at, some 10 µs each.
+const LANES_MAX: i64 = 4_000;
+/// When to ask again where not every lane was seen.
+const AGAIN_LANES: Duration = Duration::from_millis(250);
+/// When to ask again where others were just at what was due.
+const AGAIN_LOCKED: Duration = Duration::from_millis(50);
 
 /// One call for due rows.
 pub(crate) struct Taking<'a> {
@@ -135,7 +137,7 @@ impl Taking<'_> {
         let rows = self.read(work, &kept).await?;
         let soon = match (rows.is_empty(), choice.more || passed_over) {
             (false, true) => Some(Duration::ZERO),
-            (true, true) => Some(AGAIN),
+            (true, true) => Some(AGAIN_LOCKED),
             (_, false) => choice.again,
         };
         Ok(TakenBatch { rows, next_in: soon.into_iter().chain(choice.next_in).min() })
@@ -185,21 +187,22 @@ impl Taking<'_> {
             .bind(LANES_MAX);
         let rows = work.rows("choosing heads of lanes", query).await?;
         let mut heads = Vec::with_capacity(rows.len());
+        let mut locked_by_others = false;
         for row in &rows {
             let known = |column| row.try_get::<Option<i64>, _>(column).map_err(unreadable);
             choice.next_in = known("next_us")?.map(micros);
             let found = known("found")?.unwrap_or(0);
             choice.more |= found >= as_i64(self.request.tokens.len());
             if known("seen")?.unwrap_or(0) >= LANES_MAX {
-                choice.again = Some(AGAIN);
+                choice.again = Some(AGAIN_LANES);
             }
             if known("seq")?.is_some() {
                 heads.push(self.candidate(row).map_err(unreadable)?);
             }
-            // Of those found, others have locked some.
-            if (heads.len() as i64) < found && heads.len() == rows.len() {
-                choice.again = Some(AGAIN);
-            }
+            locked_by_others = as_i64(heads.len()) < found;
+        }
+        if locked_by_others {
+            choice.again = Some(AGAIN_LOCKED);
         }
         Ok(heads)
     }

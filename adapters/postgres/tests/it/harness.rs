@@ -48,8 +48,12 @@ impl Harness {
         Self { url, pool, schemas: Mutex::new(vec![schema.clone()]), schema }
     }
 
+    pub fn config(&self) -> PostgresConfig {
+        config(&self.url, &self.schema)
+    }
+
     pub fn store(&self) -> PostgresStore {
-        PostgresStore::connect(config(&self.url, &self.schema)).expect("a valid configuration")
+        PostgresStore::connect(self.config()).expect("a valid configuration")
     }
 
     /// Where the tables are.

@@ -4,7 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use inboxd_conformance::net::{Act, Direction, Proxy};
-use inboxd_contract::{ClaimAnswer, InboxStore, Settled};
+use inboxd_contract::{
+    Arrival, ClaimAnswer, Completion, Envelope, InboxKey, InboxStore, LaneId, NewCopy, Origin,
+    OwnerId, ParkReason, Parking, Reschedule, Settled, TakeDue, Unpark,
+};
 use inboxd_postgres::{PostgresConfig, PostgresStore};
 
 use crate::failover::{claim, new_claim};
@@ -60,16 +63,8 @@ fn read_messages(buffer: &mut Vec<u8>, sent: &mut Sent) {
     }
 }
 
-/// The numbers of docs/store-statements.md.
-#[tokio::test]
-async fn one_message_costs_one_claim_and_one_completion() {
-    let harness = Harness::new().await;
-    let (proxy, store) = behind_proxy(&harness).await;
-    // Connected, and all statements prepared.
-    let first = new_claim();
-    assert!(claim(&store, &first).await.expect("claimed").is_held());
-    store.complete(&[completion(&first)]).await.remove(0).expect("completed");
-
+/// From now on, what is sent is counted; answers it, and begins anew.
+fn counted(proxy: &Proxy) -> impl Fn() -> Sent {
     let sent = Arc::new(Mutex::new(Sent::default()));
     let seen = Arc::clone(&sent);
     let mut buffer = Vec::new();
@@ -80,7 +75,20 @@ async fn one_message_costs_one_claim_and_one_completion() {
         }
         Act::Pass
     });
-    let take = || std::mem::take(&mut *sent.lock().expect("no panic"));
+    move || std::mem::take(&mut *sent.lock().expect("no panic"))
+}
+
+/// The numbers of docs/store-statements.md.
+#[tokio::test]
+async fn one_message_costs_one_claim_and_one_completion() {
+    let harness = Harness::new().await;
+    let (proxy, store) = behind_proxy(&harness).await;
+    // Connected, and all statements prepared.
+    let first = new_claim();
+    assert!(claim(&store, &first).await.expect("claimed").is_held());
+    store.complete(&[completion(&first)]).await.remove(0).expect("completed");
+
+    let take = counted(&proxy);
 
     let one = new_claim();
     assert!(claim(&store, &one).await.expect("claimed").is_held());
@@ -96,6 +104,97 @@ async fn one_message_costs_one_claim_and_one_completion() {
     assert_eq!(again, ClaimAnswer::Processed { fingerprint: None });
     let expected = Sent { simple: begin_commit, executed: 3, round_trips: 5 };
     assert_eq!(take(), expected, "a duplicate: claim, look, and away with the claim");
+    store.close().await;
+    harness.drop_schemas().await;
+}
+
+fn copy(lane: Option<LaneId>) -> NewCopy {
+    let origin = Origin::Memory { stream: "orders".into(), position: 1 };
+    NewCopy {
+        subscription: "orders".into(),
+        lane: None,
+        lane_id: lane,
+        envelope: Arc::new(Envelope::new(origin, None)),
+        fingerprint: None,
+        attempts: 0,
+        delay: Duration::ZERO,
+        last_status: None,
+        last_error: None,
+        reason: ParkReason::Stored,
+        first_ago: Duration::ZERO,
+    }
+}
+
+fn asking(key: &InboxKey) -> TakeDue {
+    TakeDue {
+        consumer_id: key.consumer_id.clone(),
+        subscription: "orders".into(),
+        tokens: (0..8).map(|_| new_claim().token).collect(),
+        run_max: 8,
+        bytes_max: 1 << 20,
+        lanes_from: LaneId([7; 16]),
+    }
+}
+
+/// The numbers of docs/store-statements.md.
+#[tokio::test]
+async fn parked_messages_cost_what_is_told() {
+    let harness = Harness::new().await;
+    let (proxy, store) = behind_proxy(&harness).await;
+    store.ping().await.expect("writable");
+    let take = counted(&proxy);
+    let expect = |doing: &str, executed: usize| {
+        let simple = vec![String::from("BEGIN"), String::from("COMMIT")];
+        assert_eq!(take(), Sent { simple, executed, round_trips: executed + 2 }, "{doing}");
+    };
+    let owner = OwnerId("a".into());
+    let lease = Duration::from_secs(1);
+
+    let claims: Vec<_> = (0..3).map(|_| new_claim()).collect();
+    assert!(claim(&store, &claims[0]).await.expect("claimed").is_held());
+    take();
+    let parking = Parking { claim: claims[0].clone(), copy: copy(None) };
+    store.park(&[parking]).await.remove(0).expect("parked");
+    expect("parking: removal of the claim, look, copy", 3);
+    let again = claim(&store, &new_claim_of(&claims[0])).await.expect("claimed");
+    assert_eq!(again, ClaimAnswer::Parked { fingerprint: None });
+    expect("a copy of a parked message: claim, look, and away with the claim", 3);
+
+    let batch = store.take_due(&owner, lease, &asking(&claims[0].key)).await.expect("taken");
+    let taken = &batch.rows[0];
+    expect("taking: rows, heads of lanes, claim, and the look that reads them", 4);
+    let later = Reschedule {
+        claim: taken.claim.clone(),
+        seq: taken.seq,
+        attempt_back: false,
+        delay: Duration::ZERO,
+        last_status: None,
+        last_error: None,
+    };
+    store.reschedule(&[later]).await.remove(0).expect("put off");
+    expect("putting off: one statement", 1);
+    let batch = store.take_due(&owner, lease, &asking(&claims[0].key)).await.expect("taken");
+    let taken = &batch.rows[0];
+    take();
+    let done = Completion { parked: Some(taken.seq), ..completion(&taken.claim) };
+    store.complete(&[done]).await.remove(0).expect("completed");
+    expect("a completion with its row: one statement, and the removal of the row", 2);
+    let batch = store.take_due(&owner, lease, &asking(&claims[0].key)).await.expect("taken");
+    assert!(batch.rows.is_empty());
+    expect("taking where nothing is due: rows, heads of lanes", 2);
+
+    let lane = Some(LaneId([1; 16]));
+    let arrivals =
+        [&claims[1], &claims[2]].map(|claim| Arrival { key: claim.key.clone(), copy: copy(lane) });
+    store.arrive(&arrivals).await.expect("arrived");
+    expect("arrivals: look, copies", 2);
+    let batch = store.take_due(&owner, lease, &asking(&claims[1].key)).await.expect("taken");
+    assert_eq!(batch.rows.len(), 2);
+    expect("taking with a run: also what follows the heads, and its locks", 6);
+    let taken = &batch.rows[0];
+    let gone = Unpark { claim: taken.claim.clone(), seq: taken.seq };
+    store.unpark(&[gone]).await.remove(0).expect("removed");
+    expect("removing the row of a processed message: claim, row", 2);
     store.close().await;
     harness.drop_schemas().await;
 }
