@@ -313,7 +313,7 @@ fn read_json(field: &Field, value: &Value) -> Result<Read, Problem> {
     let name = field.name;
     match (field.kind, value) {
         (Kind::Integer { least, most }, value) => {
-            let number = value.as_i64().ok_or_else(|| bad(name, "it is no whole number"))?;
+            let number = whole(value).ok_or_else(|| bad(name, "it is no whole number"))?;
             within(name, number, least, most).map(Read::Integer)
         }
         (Kind::NumberOrNull { .. }, Value::Null) => Ok(Read::Number(None)),
@@ -324,7 +324,7 @@ fn read_json(field: &Field, value: &Value) -> Result<Read, Problem> {
         (Kind::Flag, Value::Bool(flag)) => Ok(Read::Flag(*flag)),
         (Kind::Flag, _) => Err(bad(name, "it is true or false")),
         (Kind::Seqs { most }, Value::Array(seqs)) if (1..=most).contains(&seqs.len()) => {
-            let seq = |value: &Value| value.as_i64().filter(|seq| *seq >= 1);
+            let seq = |value: &Value| whole(value).filter(|seq| *seq >= 1);
             let seqs: Option<Vec<_>> = seqs.iter().map(seq).collect();
             seqs.map(Read::Seqs).ok_or_else(|| bad(name, "each is a whole number from 1"))
         }
@@ -332,6 +332,14 @@ fn read_json(field: &Field, value: &Value) -> Result<Read, Problem> {
         (_, Value::String(text)) => read_text(field, text),
         (_, _) => Err(bad(name, "it is text")),
     }
+}
+
+/// A whole number, also one that is written as 7.0, which JSON Schema takes for one.
+fn whole(value: &Value) -> Option<i64> {
+    // What an f64 has exactly.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    let written = || value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() <= EXACT);
+    value.as_i64().or_else(|| written().map(|number| number as i64))
 }
 
 fn words(name: &str, text: &str, most: usize) -> Result<Read, Problem> {
@@ -440,7 +448,7 @@ mod tests {
 
     #[test]
     fn a_body_is_read_as_declared() {
-        let body = br#"{"limit": 7, "rate": null, "seqs": [3, 1], "all": false, "id": "x"}"#;
+        let body = br#"{"limit": 7.0, "rate": null, "seqs": [3, 1], "all": false, "id": "x"}"#;
         let given = Given::of_json(FIELDS, body).unwrap();
         assert_eq!((given.integer("limit"), given.number("rate")), (Some(7), Some(None)));
         assert_eq!(given.seqs("seqs"), [3, 1]);

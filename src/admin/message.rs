@@ -7,11 +7,12 @@ use std::time::{Duration, SystemTime};
 
 use inboxd_contract::{
     ConsumerId, Envelope, ExplainedClaim, ExplainedCopy, ExplainedMessage, Explanation, MessageId,
-    OwnerId, decode_percent,
+    OwnerId, ParkedState, decode_percent,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::letters::RowState;
 use super::words;
 use crate::engine::{Flight, Stage};
 use crate::telemetry::TraceIds;
@@ -59,6 +60,8 @@ pub enum State {
     InFlight,
     /// A process has a claim on it.
     Claimed,
+    /// It lies in the inbox, and a worker forwards it at its time.
+    Parked,
     /// It is kept as a dead letter.
     DeadLetter,
     /// It was tried and given back; nobody is at it.
@@ -88,10 +91,10 @@ pub struct ConsumerReport {
     /// Its claim, held or given up.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
-    /// The newest of its dead letters, oldest first; 20 at most.
+    /// The newest of its parked copies and dead letters, oldest first; 20 at most.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub copies: Vec<DeadCopy>,
-    /// How many older dead letters it has beside them.
+    pub copies: Vec<Copy>,
+    /// How many older ones it has beside them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub older_copies: u64,
     /// Its deliveries under way in the process that answers.
@@ -137,12 +140,20 @@ pub struct Claim {
     pub expires_in_ms: Option<u64>,
 }
 
-/// A dead letter.
+/// A copy that lies in the inbox: due, or a dead letter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct DeadCopy {
-    /// Why: `refused`, `id_conflict`, `unidentified`, `unrouted`, `body_too_large`.
+pub struct Copy {
+    /// What it is.
+    pub state: RowState,
+    /// Until it is due; 0 when it is, not there where no worker will forward it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub due_in_ms: Option<u64>,
+    /// Its ordering key, where it has one; bytes that are no text are replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<String>,
+    /// Why.
     pub reason: String,
-    /// How long ago it was written, by the database's clock.
+    /// How long ago it came into its state, by the database's clock.
     pub ago_ms: u64,
     /// When, by the clock of who answers; RFC 3339 in UTC.
     pub at: String,
@@ -264,7 +275,7 @@ impl ConsumerReport {
             words: Vec::new(),
             processed: explanation.message.as_ref().map(|row| Processed::new(answering, row)),
             claim: claim.map(|claim| Claim::new(answering, claim)),
-            copies: explanation.copies.iter().map(|copy| DeadCopy::new(answering, copy)).collect(),
+            copies: explanation.copies.iter().map(|copy| Copy::new(answering, copy)).collect(),
             older_copies: explanation.copies_total.saturating_sub(explanation.copies.len() as u64),
             in_flight: flights
                 .iter()
@@ -281,6 +292,7 @@ fn state(explanation: &Explanation, flights: &[(String, Flight)]) -> State {
         _ if explanation.message.is_some() => State::Processed,
         _ if !flights.is_empty() => State::InFlight,
         Some(claim) if claim.expires_in.is_some() => State::Claimed,
+        _ if explanation.copies.iter().any(|copy| copy.state == ParkedState::Due) => State::Parked,
         _ if !explanation.copies.is_empty() => State::DeadLetter,
         Some(_) => State::Released,
         None => State::Unknown,
@@ -313,15 +325,18 @@ impl Claim {
     }
 }
 
-impl DeadCopy {
+impl Copy {
     fn new(answering: &Answering<'_>, row: &ExplainedCopy) -> Self {
         let copy = &row.copy;
         let reason = copy.reason.as_str();
         Self {
+            state: row.state.into(),
+            due_in_ms: row.due_in.map(millis),
+            lane: copy.lane.as_deref().map(lossy),
             reason: reason.to_owned(),
             ago_ms: millis(row.parked_ago),
             at: answering.at(row.parked_ago),
-            discarded: row.state == inboxd_contract::ParkedState::Discarded,
+            discarded: row.state == ParkedState::Discarded,
             subscription: copy.subscription.clone(),
             origin: copy.envelope.origin.to_string(),
             attempts: copy.attempts,

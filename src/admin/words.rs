@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use inboxd_contract::ExplainedClaim;
 
-use super::message::{Claim, ConsumerReport, DeadCopy, InFlight, Processed, State};
+use super::letters::RowState;
+use super::message::{Claim, ConsumerReport, Copy, InFlight, Processed, State};
 use crate::engine::{Flight, Stage};
 
 /// One sentence per fact, the most telling first.
@@ -16,11 +17,14 @@ pub(super) fn of(report: &ConsumerReport, retention: Duration) -> Vec<String> {
     }
     words.extend(report.in_flight.iter().map(in_flight));
     if let Some(row) = &report.claim {
-        words.push(claim(row, &report.in_flight));
+        words.push(claim(row, report));
     }
     words.extend(report.copies.iter().map(|row| copy(row, report.state == State::Processed)));
     if report.older_copies > 0 {
-        words.push(format!("and {} older dead letters of this id", report.older_copies));
+        words.push(format!(
+            "and {} older parked copies or dead letters of this id",
+            report.older_copies
+        ));
     }
     if report.state == State::Unknown {
         words.push(format!(
@@ -108,10 +112,10 @@ pub fn waits(flight: &Flight, claim: Option<&ExplainedClaim>) -> String {
     }
 }
 
-fn claim(row: &Claim, flights: &[InFlight]) -> String {
+fn claim(row: &Claim, report: &ConsumerReport) -> String {
     let attempts = attempts(row.attempts);
     match row.expires_in_ms.map(|left| span(Duration::from_millis(left))) {
-        Some(left) if row.is_own && !flights.is_empty() => {
+        Some(left) if row.is_own && !report.in_flight.is_empty() => {
             format!(
                 "claimed by this process ({}), {attempts}; its lease is good for {left} and is renewed",
                 row.owner
@@ -122,6 +126,10 @@ fn claim(row: &Claim, flights: &[InFlight]) -> String {
              delivery takes over when the lease has run out",
             row.owner
         ),
+        None if report.state == State::Parked => format!(
+            "nobody has a claim on it now; {attempts}, the last by {}. A worker takes it at its time",
+            row.owner
+        ),
         None => format!(
             "nobody has a claim on it now; {attempts}, the last by {}. It is forwarded when the \
              broker delivers it again",
@@ -130,27 +138,24 @@ fn claim(row: &Claim, flights: &[InFlight]) -> String {
     }
 }
 
-fn copy(row: &DeadCopy, is_processed: bool) -> String {
-    let why = match row.reason.as_str() {
-        "refused" => "the application refused it",
-        "id_conflict" => "another message has the same id and other content",
-        "unidentified" => "it carries no message id",
-        "unrouted" => "its type has no route",
-        "body_too_large" => "its body is larger than body_bytes_max",
-        other => other,
+fn copy(row: &Copy, is_processed: bool) -> String {
+    let since = span(Duration::from_millis(row.ago_ms));
+    let state = match (row.state, row.due_in_ms) {
+        (RowState::Due, Some(left)) if left > 0 => {
+            format!("parked, due in {}, since", span(Duration::from_millis(left)))
+        }
+        (RowState::Due, _) => "parked, due now, since".to_owned(),
+        (RowState::Dead, _) => "dead letter since".to_owned(),
+        (RowState::Discarded, _) => "dead letter, discarded by an operator, since".to_owned(),
     };
-    let mut text = format!(
-        "{} since {} ({}): {why}; {}",
-        if row.discarded { "dead letter, discarded by an operator," } else { "dead letter" },
-        span(Duration::from_millis(row.ago_ms)),
-        row.at,
-        attempts(row.attempts),
-    );
+    let mut text =
+        format!("{state} {since} ({}): {}; {}", row.at, why(&row.reason), attempts(row.attempts));
     let mut add = |name: &str, value: Option<String>| {
         if let Some(value) = value {
             text.push_str(&format!("; {name}{value}"));
         }
     };
+    add("lane ", row.lane.clone());
     add("last status ", row.last_status.map(|status| status.to_string()));
     add("last error: ", row.last_error.clone());
     add("came from ", Some(format!("{} through subscription {}", row.origin, row.subscription)));
@@ -163,10 +168,30 @@ fn copy(row: &DeadCopy, is_processed: bool) -> String {
     add("type ", row.message_type.clone());
     add("fingerprint ", row.fingerprint.clone());
     add("trace id ", row.trace_id.clone());
-    if is_processed {
+    if is_processed && row.state != RowState::Due {
         add("", Some("it is not the content that was processed".to_owned()));
     }
     text
+}
+
+fn why(reason: &str) -> &str {
+    match reason {
+        "refused" => "the application refused it",
+        "id_conflict" => "another message has the same id and other content",
+        "unidentified" => "it carries no message id",
+        "unrouted" => "its type has no route",
+        "body_too_large" => "its body is larger than body_bytes_max",
+        "attempts_exhausted" => "park.attempts_max attempts came to nothing",
+        "too_old" => "park.elapsed_max is over since it was received first",
+        "failed" => "its attempts in place came to nothing",
+        "asked" => "the application asked to have it later",
+        "lane_blocked" => "it waits behind a parked message of its lane",
+        "stored" => "it was stored on arrival (delivery = \"stored\")",
+        "held_too_long" => "it was held for hold_max",
+        "delivery_limit" => "the broker has handed it over half as often as it will",
+        "replayed" => "an operator has it forwarded again",
+        other => other,
+    }
 }
 
 fn attempts(count: u32) -> String {
