@@ -12,6 +12,7 @@ mod database;
 mod demo;
 mod docs;
 mod duplicates;
+mod failing;
 #[cfg(feature = "failpoints")]
 mod failpoints;
 mod http;

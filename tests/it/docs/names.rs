@@ -10,11 +10,14 @@ const FOLDERS: &[&str] =
 /// First parts of keys.
 const TABLES: &[&str] = &[
     "admin",
+    "breaker",
     "broker",
     "database",
+    "dead_letter",
     "headers",
     "health",
     "log",
+    "park",
     "retry",
     "signing",
     "source",
