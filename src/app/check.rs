@@ -68,7 +68,7 @@ pub fn check_start(config: &Config) -> Vec<Checked> {
         .collect()
 }
 
-/// Tries the database, and source and callback of each subscription.
+/// Tries the database, and source, callback and target of dead letters of each subscription.
 pub async fn check(config: &Config, within: Duration) -> Vec<Checked> {
     let mut parts: Vec<BoxFuture<'_, Checked>> = vec![
         async move {
@@ -80,15 +80,20 @@ pub async fn check(config: &Config, within: Duration) -> Vec<Checked> {
     for subscription in &config.subscriptions {
         parts.push(
             async move {
-                let (source, callback) = futures::join!(
+                let (source, callback, letters) = futures::join!(
                     bounded(
                         "source",
                         within + MARGIN,
                         sources::inspect(config, subscription, within)
                     ),
                     bounded("callback", within, callback(subscription)),
+                    bounded(
+                        "dead letters",
+                        within + MARGIN,
+                        letters::inspect(subscription, within)
+                    ),
                 );
-                let findings = source.into_iter().chain(callback).collect();
+                let findings = source.into_iter().chain(callback).chain(letters).collect();
                 Checked { part: format!("subscription {}", subscription.settings.name), findings }
             }
             .boxed(),

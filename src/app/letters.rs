@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use inboxd_contract::DeadLetterTarget;
+use inboxd_contract::{DeadLetterTarget, Finding};
 
 use super::AppError;
 use crate::config::{DeadLetterTargetConfig, SubscriptionConfig};
@@ -48,6 +48,23 @@ pub(super) fn validate(subscription: &SubscriptionConfig) -> Result<(), AppError
         }
         #[cfg(not(feature = "rabbitmq"))]
         Some(DeadLetterTargetConfig::RabbitMq { .. }) => Err(AppError::Feature("rabbitmq")),
+    }
+}
+
+/// Looks at where dead letters would go, within this time; publishes nothing.
+pub(super) async fn inspect(subscription: &SubscriptionConfig, within: Duration) -> Vec<Finding> {
+    match &subscription.dead_letter {
+        None => Vec::new(),
+        #[cfg(feature = "kafka")]
+        Some(config @ DeadLetterTargetConfig::Kafka { .. }) => {
+            inboxd_kafka::inspect_dead_letters(&topic(config), within).await
+        }
+        #[cfg(feature = "rabbitmq")]
+        Some(config @ DeadLetterTargetConfig::RabbitMq { .. }) => {
+            inboxd_rabbitmq::inspect_dead_letters(&exchange(subscription, config), within).await
+        }
+        #[cfg(not(all(feature = "kafka", feature = "rabbitmq")))]
+        Some(_) => validate(subscription).err().iter().map(super::check::refused).collect(),
     }
 }
 
