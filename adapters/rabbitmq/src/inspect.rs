@@ -91,7 +91,7 @@ async fn look(config: &RabbitMqConfig, within: Duration) -> Vec<Finding> {
 }
 
 /// What a trouble is and what to do about it, without what the source would do.
-fn told(trouble: &Trouble) -> (String, &'static str) {
+pub(crate) fn told(trouble: &Trouble) -> (String, &'static str) {
     let what = trouble.reason.trim_end_matches("; trying again").to_owned();
     let remedy = match trouble.code {
         ErrorCode::SourceLoginRefused => "give the right user and password",

@@ -3,6 +3,7 @@
 mod conformance;
 mod content;
 mod inspect;
+mod letters;
 mod logins;
 mod order;
 mod own_server;
