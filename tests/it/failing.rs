@@ -207,3 +207,21 @@ async fn a_dead_letter_that_nobody_takes_stays_where_it_is_until_somebody_does()
     stop_all(&broker, &group, std::slice::from_mut(&mut sidecar)).await;
     connection.close(0, "".into()).await.expect("closed");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_target_of_dead_letters_that_is_not_there_is_found_before_the_start() {
+    let app = App::start().await;
+    let database = Database::new(DatabaseKind::Sqlite);
+    let broker = Broker::new(BrokerKind::Kafka).await;
+    let group = broker.name.clone();
+    let keys = |topic: &str| format!("dead_letter = {{ to = \"both\", topic = \"{topic}\" }}");
+    let missing = format!("{group}-missing");
+    for (topic, code) in [(broker.sibling().await.name, 0), (missing, 69)] {
+        let text = config(&broker, &database, &group, &app.url("/"), &keys(&topic), "");
+        let sidecar = Sidecar::start(&text);
+        let told = sidecar.command("check", &["--connect"]).await;
+        assert_eq!(told.code, Some(code), "{told:?}");
+        let shown = format!("{}{}", told.out, told.err);
+        assert!(shown.contains(&format!("topic {topic} for dead letters")), "{shown}");
+    }
+}
