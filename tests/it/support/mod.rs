@@ -35,7 +35,8 @@ pub fn config(
 }
 
 /// One `[subscription.NAME]` table, for configurations with several of them; `keys` are further
-/// lines of it.
+/// lines of it. What is parked comes again soon and a callback that rests is probed often, unless they
+/// say otherwise.
 pub fn subscription(
     name: &str,
     broker: &Broker,
@@ -44,9 +45,17 @@ pub fn subscription(
     keys: &str,
 ) -> String {
     let source = broker.source(consumer_id);
+    let soon: String = [
+        ("park", "{ initial = \"200ms\", cap = \"1s\" }"),
+        ("breaker", "{ probe_initial = \"200ms\", probe_cap = \"1s\" }"),
+    ]
+    .into_iter()
+    .filter(|(table, _)| !keys.contains(table))
+    .map(|(table, value)| format!("{table} = {value}\n"))
+    .collect();
     format!(
         "[subscription.{name}]\nconsumer_id = \"{consumer_id}\"\ncallback = \"{callback}\"\n\
-         source = {source}\n{keys}\n"
+         source = {source}\n{soon}{keys}\n"
     )
 }
 
