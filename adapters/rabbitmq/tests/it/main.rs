@@ -4,6 +4,7 @@ mod conformance;
 mod content;
 mod inspect;
 mod letters;
+mod letters_own;
 mod logins;
 mod order;
 mod own_server;
