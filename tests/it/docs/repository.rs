@@ -38,9 +38,11 @@ impl Repository {
         });
         let mut repository = Self { root, rust, scripts, modules, routes: Vec::new() };
         let admin = repository.sources_below("src/admin");
-        let routes = admin.split(".route(\"").skip(1);
+        // As the router has them, and as they are declared.
+        let routes =
+            [".route(\"", "path: \""].into_iter().flat_map(|before| admin.split(before).skip(1));
         let routes = routes.filter_map(|rest| rest.split('"').next().map(str::to_owned));
-        repository.routes = routes.collect();
+        repository.routes = routes.filter(|route| route.starts_with('/')).collect();
         assert!(repository.routes.len() >= 3, "{:?}", repository.routes);
         repository
     }
