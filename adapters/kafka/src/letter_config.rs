@@ -15,7 +15,7 @@ use crate::config::{self, KafkaConfig, PropertyError};
 /// No broker takes a larger record than its own settings allow; librdkafka is to say no to none.
 const MESSAGE_BYTES_MAX: u64 = 1_000_000_000;
 /// What waits in the producer: two of the largest, since a record that does not fit waits.
-const QUEUED_KBYTES: u64 = 2 * MESSAGE_BYTES_MAX >> 10;
+const QUEUED_KBYTES: u64 = (2 * MESSAGE_BYTES_MAX) >> 10;
 /// Records that wait in the producer. Those who publish wait for each, which is fewer by far.
 const QUEUED_MAX: u64 = 10_000;
 const PUBLISH: Duration = Duration::from_secs(10);
