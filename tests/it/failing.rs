@@ -148,6 +148,12 @@ async fn attempts_are_counted_over_restarts() {
     assert!((7 - kills..=7).contains(&begun), "{begun} POSTs\n{}", sidecar.log());
     let attempts: Vec<_> = app.ledger().posts("m1").iter().map(|post| post.attempt).collect();
     assert!(attempts.is_sorted() && attempts.last() == Some(&7), "{attempts:?}");
+    // What the dead members had is delivered once more when Kafka has noticed.
+    eventually(PATIENCE, async || {
+        let left = broker.left(&group).await;
+        ensure(left == 0, format!("{left} left on the broker\n{}", sidecar.log()))
+    })
+    .await;
     stop_all(&broker, &group, std::slice::from_mut(&mut sidecar)).await;
 }
 
