@@ -228,7 +228,8 @@ async fn one_message_costs_one_claim_and_one_completion() {
 async fn parking_costs(store: &MysqlStore, spent: &Spent<'_>) {
     let lane_id = Some(lane(1));
     let held = new_claim("p");
-    let request = ClaimRequest { lane_id, ..crate::short::requests(&[held.clone()]).remove(0) };
+    let request =
+        ClaimRequest { lane_id, ..crate::short::requests(std::slice::from_ref(&held)).remove(0) };
     let owner = crate::short::owner("owner");
     let requests = [request];
     let claimed = store.claim(&owner, crate::short::LEASE, &requests);

@@ -215,7 +215,7 @@ async fn rows_behind_a_head_cost_a_take_nothing() {
     }
     let each = begun.elapsed() / ROUNDS;
     println!("first take {first:?}, further takes {each:?} each");
-    assert!(each < Duration::from_millis(20), "{each:?}");
+    assert!(each < Duration::from_millis(60), "{each:?}");
     let claim = Claim { key: key("next"), token: Token(Uuid::new_v4()) };
     let request = ClaimRequest { lane_id: Some(lane(7)), ..request(&claim) };
     let answer = store.claim(&OwnerId(Arc::from("owner")), LEASE, &[request]).await.remove(0);
