@@ -136,12 +136,12 @@ pub async fn run(config: Config) -> Result<(), AppError> {
     let telemetry = Telemetry::start(&config.telemetry, &metrics)
         .map_err(|error| AppError::Config { key: error.name.clone(), source: error.into() })?;
     let operator = Operator::new(&config, health.clone());
-    let servers = listen(&config, &endpoints, &operator).await?;
-    // Named before the first is tried, so that nothing looks ready too early.
+    // Named before anybody can ask, so that nothing looks ready too early.
     let database = health.dependency("database");
     for subscription in &config.subscriptions {
         health.announce_subscription(&subscription.settings.name);
     }
+    let servers = listen(&config, &endpoints, &operator).await?;
 
     let store = tokio::select! {
         biased;
