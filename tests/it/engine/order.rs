@@ -43,6 +43,7 @@ async fn messages_of_one_key_pass_one_at_a_time_in_broker_order() {
             .publish(number % 2, keyed(&format!("m{number}"), &format!("k{}", number % 10)));
     }
     world.drained().await;
+    world.processed(200).await;
     for (key, numbers) in accepted_by_key(&world, 10) {
         assert!(numbers.is_sorted(), "key {key}: {numbers:?}");
         assert_eq!(numbers.len(), 20);
@@ -81,7 +82,7 @@ async fn one_failing_key_does_not_stop_another() {
     for (id, key) in [("m0", "a"), ("m1", "a"), ("m2", "b")] {
         world.broker.publish(0, keyed(id, key));
     }
-    world.drained().await;
+    world.processed(3).await;
     let order: Vec<_> =
         world.application.calls().into_iter().filter(|c| c.accepted).map(|c| c.id).collect();
     assert_eq!(order, ["m2", "m0", "m1"]);
@@ -121,6 +122,6 @@ async fn crashes_expulsions_and_cuts_lose_nothing() {
         }
     }
     world.drained().await;
-    assert_eq!(world.database.processed().len(), 300);
+    world.processed(300).await;
     assert_eq!(world.application.accepted().len(), 300);
 }

@@ -1,6 +1,7 @@
 //! A broker, a database, an application and any number of instances, all in memory.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,15 +9,15 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use inboxd::admin::HealthRegistry;
 use inboxd::engine::{
-    BreakerSettings, DeadLetterTo, DeliveryMode, Extractor, FingerprintOf, Hub, HubSettings,
-    IdentitySettings, KeyFrom, OnBlockedLane, OnDeadLetter, OnIdConflict, OnMissingId, OnUnrouted,
-    Ordering, RetrySettings, Subscription, SubscriptionSettings,
+    BreakerSettings, CallbackState, DeadLetterTo, DeliveryMode, Extractor, FingerprintOf, Hub,
+    HubSettings, IdentitySettings, KeyFrom, OnBlockedLane, OnDeadLetter, OnIdConflict, OnMissingId,
+    OnUnrouted, Ordering, RetrySettings, Subscription, SubscriptionSettings,
 };
 use inboxd::telemetry::Metrics;
 use inboxd_conformance::{ensure, eventually};
 use inboxd_contract::{
-    ConsumerId, Envelope, ForwardRequest, Forwarder, Header, InboxKey, MessageId, Origin, Outcome,
-    OwnerId, RetryReason, Verdict,
+    ConsumerId, DeadLetterTarget, Envelope, ForwardRequest, Forwarder, Header, InboxKey,
+    InboxStore as _, MessageId, Origin, Outcome, OwnerId, ParkedCopy, RetryReason, Verdict,
 };
 use inboxd_memory::{
     MemoryBroker, MemoryBrokerOptions, MemoryDatabase, MemoryStore, ScriptedFaults,
@@ -42,15 +43,38 @@ pub struct Call {
 pub struct Application {
     calls: Arc<Mutex<Vec<Call>>>,
     script: Arc<Script>,
+    /// Its host refuses connections.
+    is_away: Arc<AtomicBool>,
+    /// What its health URL says, where it has one.
+    is_healthy: Option<Arc<AtomicBool>>,
 }
 
 impl Application {
     pub fn new(script: impl Fn(&str, u32) -> (Duration, Verdict) + Send + Sync + 'static) -> Self {
-        Self { calls: Arc::default(), script: Arc::new(Box::new(script)) }
+        Self {
+            calls: Arc::default(),
+            script: Arc::new(Box::new(script)),
+            is_away: Arc::default(),
+            is_healthy: None,
+        }
     }
 
     pub fn accepting() -> Self {
         Self::new(|_, _| (Duration::from_millis(5), accepted()))
+    }
+
+    /// With a health URL.
+    pub fn healthy(self, is_healthy: bool) -> Self {
+        Self { is_healthy: Some(Arc::new(is_healthy.into())), ..self }
+    }
+
+    pub fn set_healthy(&self, is_healthy: bool) {
+        self.is_healthy.as_ref().unwrap().store(is_healthy, SeqCst);
+    }
+
+    /// Its host refuses connections, or accepts them again.
+    pub fn set_away(&self, is_away: bool) {
+        self.is_away.store(is_away, SeqCst);
     }
 
     pub fn calls(&self) -> Vec<Call> {
@@ -74,6 +98,9 @@ impl Application {
 #[async_trait]
 impl Forwarder for Application {
     async fn forward(&self, request: ForwardRequest<'_>) -> Verdict {
+        if self.is_away.load(SeqCst) {
+            return retry(RetryReason::Unreachable);
+        }
         let id = request.key.message_id.as_str().to_owned();
         let (delay, verdict) = (self.script)(&id, request.attempt);
         let accepted = matches!(verdict, Verdict::Accepted { .. });
@@ -83,7 +110,15 @@ impl Forwarder for Application {
     }
 
     async fn probe(&self) -> Result<(), String> {
-        Ok(())
+        let is_healthy = self.is_healthy.as_ref().is_none_or(|healthy| healthy.load(SeqCst));
+        match self.is_away.load(SeqCst) || !is_healthy {
+            true => Err("connection refused".into()),
+            false => Ok(()),
+        }
+    }
+
+    fn has_health(&self) -> bool {
+        self.is_healthy.is_some()
     }
 }
 
@@ -212,6 +247,15 @@ impl World {
     }
 
     pub fn start_with(&self, settings: SubscriptionSettings) -> Instance {
+        self.start_to(settings, None)
+    }
+
+    /// With somewhere for dead letters to go.
+    pub fn start_to(
+        &self,
+        settings: SubscriptionSettings,
+        letters: Option<Arc<dyn DeadLetterTarget>>,
+    ) -> Instance {
         let faults = Arc::new(ScriptedFaults::default());
         let store = Arc::new(MemoryStore::with_faults(self.database.clone(), faults.clone()));
         let metrics = Metrics::new();
@@ -230,7 +274,7 @@ impl World {
             settings,
             Box::new(self.broker.source()),
             Arc::new(self.application.clone()),
-            None,
+            letters,
             metrics.subscription(&name),
             health.subscription(&name),
         );
@@ -246,6 +290,29 @@ impl World {
         .await;
     }
 
+    /// Waits until so many messages are processed.
+    pub async fn processed(&self, count: usize) {
+        eventually(PATIENCE, async || {
+            let processed = self.database.processed().len();
+            ensure(processed == count, format!("{processed}; {:?}", self.application.calls()))
+        })
+        .await;
+    }
+
+    /// Waits until so many dead letters are there.
+    pub async fn dead(&self, count: usize) {
+        eventually(PATIENCE, async || {
+            let dead = self.database.dead();
+            ensure(dead.len() == count, format!("{dead:?}; {:?}", self.application.calls()))
+        })
+        .await;
+    }
+
+    /// The parked rows of a message.
+    pub async fn copies(&self, id: &str) -> Vec<ParkedCopy> {
+        MemoryStore::new(self.database.clone()).parked(&key(id)).await.unwrap()
+    }
+
     /// Waits until the application was called so often for this id.
     pub async fn called(&self, id: &str, times: usize) {
         eventually(PATIENCE, async || {
@@ -258,10 +325,16 @@ impl World {
 
 impl Instance {
     pub fn outcomes(&self, outcome: Outcome) -> usize {
-        let line = format!(
-            "inboxd_deliveries_total{{subscription=\"orders\",outcome=\"{}\"}} ",
-            outcome.as_str()
-        );
+        self.figure("inboxd_deliveries_total", &format!(",outcome=\"{}\"", outcome.as_str()))
+    }
+
+    /// What became of parked messages that were taken.
+    pub fn settled(&self, result: &str) -> usize {
+        self.figure("inboxd_parked_settled_total", &format!(",result=\"{result}\""))
+    }
+
+    pub fn figure(&self, name: &str, labels: &str) -> usize {
+        let line = format!("{name}{{subscription=\"orders\"{labels}}} ");
         let text = self.metrics.encode();
         let value = text.lines().find_map(|found| found.strip_prefix(line.as_str()));
         value.unwrap_or_else(|| panic!("{line} in\n{text}")).parse().unwrap()
@@ -273,6 +346,15 @@ impl Instance {
             let readiness = self.health.readiness();
             let state = &readiness.dependencies["subscription:orders"];
             ensure(!state.ready, format!("{readiness:?}"))
+        })
+        .await;
+    }
+
+    /// Waits until its callback is in this state.
+    pub async fn callback(&self, state: CallbackState) {
+        eventually(PATIENCE, async || {
+            let report = self.subscription.callback_report();
+            ensure(report.state == state, format!("{report:?}"))
         })
         .await;
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use inboxd_contract::{
     Arrival, ArrivalStep, Arrived, Claim, DeadLetter, Envelope, InboxKey, LaneId,
-    MESSAGE_ID_BYTES_MAX, NewCopy, OwnerId, ParkedCopy, ParkedSeq, ParkedState, Parking,
+    NewCopy, OwnerId, ParkedCopy, ParkedSeq, ParkedState, Parking,
     Reschedule, Settled, StoreError, TakeDue, Taken, TakenBatch, Token, Unpark,
 };
 
@@ -73,10 +73,9 @@ impl Rows {
 
     /// One transaction: all of them, or an error and nothing.
     pub(super) fn arrive(&mut self, arrivals: &[Arrival]) -> Result<Vec<Arrived>, StoreError> {
+        // Somebody who is just parking one of them has begun with its claim.
         for Arrival { key, .. } in arrivals {
-            if key.message_id.as_str().len() > MESSAGE_ID_BYTES_MAX {
-                self.admit(key)?;
-            }
+            self.admit(key)?;
         }
         let mut order: Vec<usize> = (0..arrivals.len()).collect();
         if self.has(MemoryFlaw::ArriveBackwards) {
