@@ -22,9 +22,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use futures::stream::{FuturesUnordered, StreamExt as _};
-use inboxd_contract::{
-    DeadLetterTarget, ErrorCode, InboxStore, OwnerId, SourceError, StoreError,
-};
+use inboxd_contract::{DeadLetterTarget, ErrorCode, InboxStore, OwnerId, SourceError, StoreError};
 use rand::Rng as _;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
@@ -331,9 +329,7 @@ fn start(
     let parts = config
         .subscriptions
         .iter()
-        .map(|subscription| {
-            Ok((sources::forwarder(subscription)?, letters::target(subscription)?))
-        })
+        .map(|subscription| Ok((sources::forwarder(subscription)?, letters::target(subscription)?)))
         .collect::<Result<Vec<_>, AppError>>()?;
     let targets = parts.iter().filter_map(|(_, target)| target.clone()).collect();
     let started = config.subscriptions.iter().zip(parts).map(|(subscription, parts)| {

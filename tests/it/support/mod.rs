@@ -68,18 +68,18 @@ pub async fn sum_of(sidecars: &[Sidecar], outcome: &str) -> u64 {
     sum
 }
 
-/// Publishes messages with ids `warm-up-…` until every replica has processed one, and waits
-/// until they are done with: from then on all of them consume.
+/// Publishes messages with ids `warm-up-…` until every replica has processed one (or parked it, where
+/// the application fails), and waits until they are done with: from then on all of them consume.
 pub async fn all_consume(broker: &Broker, sidecars: &[Sidecar]) {
     let mut published = 0;
     eventually(PATIENCE, async || {
         let mut idle = None;
         for sidecar in sidecars {
-            if sidecar.outcomes("processed").await == 0 {
+            if sidecar.outcomes("processed").await + sidecar.outcomes("parked").await == 0 {
                 idle = Some(sidecar.log());
             }
         }
-        let processed = sum_of(sidecars, "processed").await;
+        let processed = sum_of(sidecars, "processed").await + sum_of(sidecars, "parked").await;
         if processed < published {
             return Err(format!("{processed} of {published} processed; {idle:?}"));
         }
