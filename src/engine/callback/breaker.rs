@@ -21,7 +21,9 @@ use crate::engine::settings::BreakerSettings;
 
 /// Messages that are remembered; an older one that fails again counts again.
 const SUSPECTS_MAX: usize = 256;
-/// How long a fresh message is waited for before one is chosen that has failed already.
+/// How long a message that is in hand may take to ask, before one is taken for the probe.
+pub(super) const IN_HAND_WAIT: Duration = Duration::from_secs(1);
+/// How long a fresh message is waited for, that included, before one is chosen that has failed already.
 pub(super) const FRESH_WAIT: Duration = Duration::from_secs(2);
 
 /// What an answer says of the endpoint.
@@ -37,6 +39,8 @@ pub(super) enum Says {
     FailsPerhaps,
     /// 410 is judged by path, elsewhere.
     Gone,
+    /// 410 of one path of several.
+    GoneHere,
 }
 
 impl Says {
@@ -56,6 +60,7 @@ impl Says {
                 RetryReason::Timeout | RetryReason::Disconnected | RetryReason::ServerError => {
                     Self::FailsPerhaps
                 }
+                RetryReason::Gone if paths > 1 => Self::GoneHere,
                 RetryReason::Gone => Self::Gone,
             },
         }
@@ -167,7 +172,7 @@ impl Breaker {
                 }
                 return None;
             }
-            Says::Gone => return None,
+            Says::Gone | Says::GoneHere => return None,
             Says::Fails | Says::FailsHere => self.failures = self.failures.saturating_add(1),
             Says::FailsPerhaps => {
                 if self.suspect(key) {
@@ -196,7 +201,7 @@ impl Breaker {
             self.close(now);
             return Change::Closed;
         }
-        if matches!(says, Says::FailsPerhaps | Says::FailsHere | Says::Gone) {
+        if matches!(says, Says::FailsPerhaps | Says::FailsHere | Says::GoneHere) {
             self.suspect(key);
         }
         let cause = if still_gone { Cause::Gone } else { Cause::Failures };

@@ -13,7 +13,7 @@ use inboxd_contract::{InboxKey, RetryReason, Verdict};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::breaker::{Breaker, Cause, Change, Phase, Says};
+use super::breaker::{Breaker, Cause, Change, FRESH_WAIT, IN_HAND_WAIT, Phase, Says};
 use super::limit::Limit;
 use super::rate::Rate;
 use super::report::{CallbackReport, CallbackState};
@@ -165,13 +165,21 @@ impl State {
         }
         match self.breaker.phase() {
             Phase::Closed => Flow::Free,
-            Phase::Wanted { .. }
-                if !self.has_fresh_waiter() && self.one_again_at.is_none_or(|at| now >= at) =>
-            {
-                Flow::One
+            Phase::Wanted { fresh_until, .. } => {
+                // Those that wait have failed already, or none of those in hand has come.
+                let is_due = self.waits() || now >= asks_source_at(fresh_until);
+                let is_asked = self.one_again_at.is_some_and(|at| now < at);
+                match is_due && !is_asked && !self.has_fresh_waiter() {
+                    true => Flow::One,
+                    false => Flow::Nothing,
+                }
             }
             _ => Flow::Nothing,
         }
+    }
+
+    fn waits(&self) -> bool {
+        !self.firsts.is_empty() || !self.further.is_empty()
     }
 
     pub(super) fn report(&self, now: Instant) -> CallbackReport {
@@ -292,7 +300,7 @@ impl State {
     }
 
     fn next(&mut self, now: Instant) -> Option<(bool, usize, bool)> {
-        if self.is_shut() || (self.firsts.is_empty() && self.further.is_empty()) {
+        if self.is_shut() || !self.waits() {
             return None;
         }
         let (is_first, place, is_probe) = match self.breaker.phase() {
@@ -413,7 +421,7 @@ impl State {
             _ if reason == Some(RetryReason::Overloaded) => self.limit.overloaded(took, now),
             _ => {}
         }
-        let says_nothing = matches!(says, Says::Fails | Says::FailsHere | Says::Gone);
+        let says_nothing = !matches!(says, Says::Works | Says::FailsPerhaps);
         let counts = !says_nothing
             || self.breaker.is_closed()
                 && !(self.breaker_is_on && reason == Some(RetryReason::Unreachable));
@@ -481,15 +489,20 @@ impl State {
 
     /// When something is due although nothing happens until then; `None`: never.
     pub(super) fn due_at(&mut self, now: Instant) -> Option<Instant> {
-        let waits = !self.firsts.is_empty() || !self.further.is_empty();
-        let next_token = if waits { self.rate.next_at(now) } else { None };
-        let (fresh, again) = match self.breaker.phase() {
-            Phase::Wanted { fresh_until, .. } => (Some(fresh_until), self.one_again_at),
-            _ => (None, None),
+        let next_token = if self.waits() { self.rate.next_at(now) } else { None };
+        let (source, fresh, again) = match self.breaker.phase() {
+            Phase::Wanted { fresh_until, .. } => {
+                (Some(asks_source_at(fresh_until)), Some(fresh_until), self.one_again_at)
+            }
+            _ => (None, None, None),
         };
-        let later = [next_token, fresh, again].into_iter().flatten().filter(|at| now < *at);
+        let later = [next_token, source, fresh, again].into_iter().flatten().filter(|at| now < *at);
         later.chain(self.asks_at()).min()
     }
+}
+
+fn asks_source_at(fresh_until: Instant) -> Instant {
+    fresh_until - (FRESH_WAIT - IN_HAND_WAIT)
 }
 
 fn reason(verdict: &Verdict) -> Option<RetryReason> {
