@@ -16,6 +16,7 @@ use tokio::time::{sleep, timeout};
 use super::chance::Chance;
 use super::life::Life;
 use super::oracle::Oracle;
+use super::parking::{Failing, FailsBy};
 use super::plan::ApplicationProfile;
 
 /// How long it takes at most when nothing disturbs it.
@@ -27,6 +28,8 @@ const WIRE_MAX: Duration = Duration::from_millis(2);
 pub struct Application {
     pub chance: Chance,
     pub profile: ApplicationProfile,
+    /// Until everything is calm.
+    pub failing: Vec<Failing>,
     pub oracle: Oracle,
     pub calm: Arc<AtomicBool>,
     pub database: Arc<MemoryDatabase>,
@@ -44,7 +47,7 @@ struct Reply {
 }
 
 impl Application {
-    fn draw(&self, callback_timeout: Duration) -> Option<Reply> {
+    fn draw(&self, key: &InboxKey, callback_timeout: Duration) -> Option<Reply> {
         let (chance, profile) = (&self.chance, &self.profile);
         let after = chance.up_to(profile.slow_max);
         let verdict = Verdict::Accepted { status: 200 };
@@ -52,6 +55,15 @@ impl Application {
         if self.calm.load(SeqCst) {
             reply.after = reply.after.min(CALM_MAX);
             return Some(reply);
+        }
+        let failing = self.failing.iter().find(|failing| failing.id == key.message_id.as_str());
+        match failing.map(|failing| failing.how) {
+            Some(FailsBy::Hanging) => return None,
+            Some(FailsBy::Status(status)) => {
+                reply.verdict = Verdict::of_status(status, None, format!("status {status}"));
+                return Some(reply);
+            }
+            None => {}
         }
         if chance.hits(profile.hangs) {
             return None;
@@ -141,9 +153,11 @@ impl Forwarder for SimForwarder {
 
     async fn probe(&self) -> Result<(), String> {
         self.life.gate().await;
-        match self.application.away.load(SeqCst) {
-            true => Err("connection refused".into()),
-            false => Ok(()),
+        let is_well = !self.application.away.load(SeqCst);
+        self.application.oracle.probed(&self.life, is_well);
+        match is_well {
+            true => Ok(()),
+            false => Err("connection refused".into()),
         }
     }
 }
@@ -158,7 +172,7 @@ impl SimForwarder {
         }
         application.oracle.begun(post, request.attempt);
         self.life.pass("POST sent").await;
-        let Some(reply) = application.draw(request.timeout) else {
+        let Some(reply) = application.draw(request.key, request.timeout) else {
             return std::future::pending().await;
         };
         let (answer, heard) = oneshot::channel();

@@ -15,9 +15,10 @@ use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 
 use super::base;
+use super::parking::{Failing, LetterProfile, Operator};
 
-const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
+pub const MS: Duration = Duration::from_millis(1);
+pub const SECOND: Duration = Duration::from_secs(1);
 
 /// Bodies above this are dead letters without a body.
 pub const BODY_BYTES_MAX: u64 = 120;
@@ -68,6 +69,8 @@ pub enum Disturbance {
     ClockMoves { micros: i64 },
     /// Connections to the application are refused.
     ApplicationAway { time: Duration },
+    /// Somebody has the oldest dead letter forwarded again, or discards it.
+    Operator { replay: bool },
 }
 
 impl Disturbance {
@@ -128,6 +131,9 @@ pub struct Plan {
     pub disturbances: Vec<(Duration, Disturbance)>,
     pub application: ApplicationProfile,
     pub store: StoreProfile,
+    pub letters: LetterProfile,
+    pub failing: Vec<Failing>,
+    pub operator: Operator,
     /// When everything that disturbs ends.
     pub chaos: Duration,
 }
@@ -159,6 +165,9 @@ impl Plan {
             disturbances,
             application,
             store,
+            letters: LetterProfile::default(),
+            failing: Vec::new(),
+            operator: Operator::Discards,
             chaos,
         };
         match draw.0.random_range(0..100) {
@@ -167,6 +176,7 @@ impl Plan {
             30..40 => plan.claim_slowly(&mut draw),
             _ => {}
         }
+        plan.park(&mut Draw(SmallRng::seed_from_u64(seed ^ 0x0070_6172_6b65_6421)));
         plan
     }
 
@@ -241,7 +251,8 @@ impl Plan {
     /// The time in which everything must drain once nothing disturbs.
     pub fn calm(&self) -> Duration {
         let settings = &self.settings;
-        300 * SECOND + 4 * (settings.lease + settings.callback_timeout + settings.retry.cap)
+        let longest = settings.retry.cap + settings.park.cap + settings.breaker.probe_cap;
+        300 * SECOND + 4 * (settings.lease + settings.callback_timeout + longest)
     }
 }
 
@@ -250,24 +261,28 @@ pub fn path_of(kind: &str) -> String {
     format!("/{kind}")
 }
 
-struct Draw(SmallRng);
+pub struct Draw(SmallRng);
 
 impl Draw {
-    fn one_of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
+    pub fn one_of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         choices.choose(&mut self.0).expect("there are choices")
     }
 
-    fn between(&mut self, least: Duration, most: Duration) -> Duration {
+    pub fn between(&mut self, least: Duration, most: Duration) -> Duration {
         self.0.random_range(least..=most)
     }
 
-    fn chance(&mut self, percent: u32) -> bool {
+    pub fn chance(&mut self, percent: u32) -> bool {
         self.0.random_range(0..100) < percent
     }
 
     /// A rate in thousandths, present in so many of a hundred runs.
-    fn rate(&mut self, percent: u32, most: u32) -> u32 {
+    pub fn rate(&mut self, percent: u32, most: u32) -> u32 {
         if self.chance(percent) { self.0.random_range(1..=most) } else { 0 }
+    }
+
+    pub fn number(&mut self, least: usize, most: usize) -> usize {
+        self.0.random_range(least..=most)
     }
 
     fn broker(&mut self, ordering: Ordering) -> MemoryBrokerOptions {

@@ -1,5 +1,8 @@
 //! Makes a failing plan smaller: whatever can be left out without mending it is left out.
 
+use inboxd::engine::{DeadLetterTo, DeliveryMode};
+
+use super::parking::LetterProfile;
 use super::plan::{ApplicationProfile, Plan, StoreProfile};
 use super::report::Report;
 use super::world::{Broken, run};
@@ -32,11 +35,15 @@ pub fn shrink(plan: &Plan, broken: Broken) -> (Plan, Report) {
 }
 
 /// Whole classes of faults.
-const CHANGES: [fn(&mut Plan); 10] = [
+const CHANGES: [fn(&mut Plan); 14] = [
     |plan| plan.application = ApplicationProfile::default(),
     |plan| plan.store = StoreProfile::default(),
     |plan| plan.disturbances.clear(),
     |plan| plan.instances = 1,
+    |plan| plan.letters = LetterProfile::default(),
+    |plan| plan.failing.clear(),
+    |plan| plan.settings.delivery = DeliveryMode::Direct,
+    |plan| plan.settings.dead_letter_to = DeadLetterTo::Table,
     |plan| plan.store.before_commit = 0,
     |plan| plan.store.after_commit = 0,
     |plan| plan.store.slow = 0,

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use inboxd_contract::{
-    Attempt, Claim, ClaimAnswer, ClaimRequest, Completion, DeadLetter, Explanation, InboxKey,
-    InboxStore, Look, Notes, OwnerId, ParkedCopy, Release, Settled, StoreError, StoreLimits,
-    StoreStats, SweepPolicy, SweepReport, Token,
+    Actor, Arrival, Arrived, Attempt, AuditEntry, Claim, ClaimAnswer, ClaimRequest, Completion,
+    DeadLetter, Explanation, InboxKey, InboxStore, Look, Notes, OwnerId, ParkedCopy, ParkedFilter,
+    ParkedRow, ParkedSeq, Parking, Release, Replay, Replayed, Reschedule, Settled, StoreError,
+    StoreLimits, StoreStats, SweepPolicy, SweepReport, TakeDue, TakenBatch, Token, Unpark,
 };
 use inboxd_memory::{FaultPoint, MemoryDatabase, MemoryStore, StoreCall, StoreFault, StoreFaults};
 
@@ -67,6 +68,15 @@ impl StoreFaults for Faults {
             self.oracle.store_failed(&self.life, call, fault.point);
         }
         fault
+    }
+}
+
+/// A call that leaves claims behind if it is not answered.
+struct Unanswered<'a>(&'a Life);
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        self.0.release_failed.store(true, SeqCst);
     }
 }
 
@@ -169,6 +179,74 @@ impl InboxStore for SimStore {
             self.life.release_failed.store(true, SeqCst);
         }
         answers
+    }
+
+    async fn park(&self, parkings: &[Parking]) -> Vec<Result<Settled, StoreError>> {
+        // Those whose answer does not arrive may be found committed later.
+        let members = parkings.len() as u64;
+        self.oracle.life(&self.life, |life| life.completions_unanswered += members);
+        let answers = self.through("park", self.inner.park(parkings)).await;
+        let answered = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
+        self.oracle.life(&self.life, |life| life.completions_unanswered -= answered);
+        answers
+    }
+
+    async fn arrive(&self, arrivals: &[Arrival]) -> Result<Vec<Arrived>, StoreError> {
+        self.through("arrive", self.inner.arrive(arrivals)).await
+    }
+
+    async fn take_due(
+        &self,
+        owner: &OwnerId,
+        lease: Duration,
+        request: &TakeDue,
+    ) -> Result<TakenBatch, StoreError> {
+        // Claims whose answer is lost run out by themselves.
+        let unanswered = Unanswered(&self.life);
+        let answer = self.through("take", self.inner.take_due(owner, lease, request)).await;
+        if let Ok(batch) = &answer {
+            std::mem::forget(unanswered);
+            self.oracle.does_not_skip(batch.rows.iter().map(|row| &row.claim.key));
+        }
+        answer
+    }
+
+    async fn reschedule(&self, reschedules: &[Reschedule]) -> Vec<Result<Settled, StoreError>> {
+        let keys = reschedules.iter().map(|reschedule| reschedule.claim.key.clone()).collect();
+        self.counted("reschedule", keys, self.inner.reschedule(reschedules)).await
+    }
+
+    async fn unpark(&self, unparks: &[Unpark]) -> Vec<Result<Settled, StoreError>> {
+        self.through("unpark", self.inner.unpark(unparks)).await
+    }
+
+    async fn list_parked(
+        &self,
+        filter: &ParkedFilter,
+        after: Option<ParkedSeq>,
+        limit: u32,
+    ) -> Result<Vec<ParkedRow>, StoreError> {
+        self.through("list", self.inner.list_parked(filter, after, limit)).await
+    }
+
+    async fn count_parked(&self, filter: &ParkedFilter, most: u64) -> Result<u64, StoreError> {
+        self.through("count parked", self.inner.count_parked(filter, most)).await
+    }
+
+    async fn parked_row(&self, seq: ParkedSeq) -> Result<Option<ParkedRow>, StoreError> {
+        self.through("parked row", self.inner.parked_row(seq)).await
+    }
+
+    async fn replay(&self, replays: &[Replay], actor: &Actor) -> Vec<Result<Replayed, StoreError>> {
+        self.through("replay", self.inner.replay(replays, actor)).await
+    }
+
+    async fn discard(&self, rows: &[ParkedSeq], actor: &Actor) -> Vec<Result<bool, StoreError>> {
+        self.through("discard", self.inner.discard(rows, actor)).await
+    }
+
+    async fn audit(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>, StoreError> {
+        self.through("audit", self.inner.audit(before, limit)).await
     }
 
     async fn look(&self, keys: &[InboxKey]) -> Result<Vec<Look>, StoreError> {

@@ -9,19 +9,28 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use inboxd::admin::HealthRegistry;
+use inboxd::engine::DeadLetterTo;
 use inboxd::engine::{Hub, HubSettings, Subscription};
 use inboxd::mutations::{self, Mutation};
 use inboxd::telemetry::Metrics;
-use inboxd_contract::{Envelope, Header, Origin, Outcome};
-use inboxd_memory::{MemoryBroker, MemoryBrokerFlaw, MemoryDatabase, MemoryFlaw, MemoryLock};
+use inboxd_contract::{
+    Actor, DeadLetterTarget, Envelope, Header, InboxStore as _, Origin, Outcome, ParkedFilter,
+    ParkedState, Replay, Replayed,
+};
+use inboxd_memory::{
+    MemoryBroker, MemoryBrokerFlaw, MemoryDatabase, MemoryFlaw, MemoryLetters, MemoryLock,
+    MemoryStore,
+};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::application::{Application, SimForwarder};
 use super::chance::Chance;
+use super::letters::{self, SimLetters};
 use super::life::{Life, Signal, Signals};
 use super::oracle::{Oracle, key_of, key_of_id};
+use super::parking::Operator;
 use super::plan::{Disturbance, Plan};
 use super::report::Report;
 use super::source::{Lingering, SimSource};
@@ -87,6 +96,7 @@ struct World {
     broker: MemoryBroker,
     database: Arc<MemoryDatabase>,
     application: Arc<Application>,
+    letters: MemoryLetters,
     oracle: Oracle,
     trace: Trace,
     chance: Chance,
@@ -126,14 +136,18 @@ impl World {
         let application = Arc::new(Application {
             chance: chance.clone(),
             profile: plan.application.clone(),
+            failing: plan.failing.clone(),
             oracle: oracle.clone(),
             calm: calm.clone(),
             database: database.clone(),
             lease: plan.settings.lease,
             away: AtomicBool::new(false),
         });
+        let letters =
+            letters::broker(plan.letters.clone(), chance.clone(), calm.clone(), oracle.clone());
         Self {
             plan: plan.clone(),
+            letters,
             broker,
             database,
             application,
@@ -304,12 +318,20 @@ impl World {
         let instance = inner.instance();
         let source =
             SimSource::new(life.clone(), self.oracle.clone(), inner, self.lingering.clone());
+        let letters = SimLetters {
+            life: life.clone(),
+            oracle: self.oracle.clone(),
+            inner: self.letters.clone(),
+        };
+        let to_broker = settings.dead_letter_to != DeadLetterTo::Table;
+        let target = to_broker.then(|| Arc::new(letters) as Arc<dyn DeadLetterTarget>);
         let forwarder = SimForwarder { life: life.clone(), application: self.application.clone() };
         let subscription = Subscription::start(
             &hub,
             settings,
             Box::new(source),
             Arc::new(forwarder),
+            target,
             metrics.subscription(&name),
             health.subscription(&name),
         );
@@ -388,6 +410,10 @@ impl World {
             Disturbance::ClockMoves { micros } => {
                 self.database.shift_clock(micros);
                 self.oracle.clock_moved(micros);
+            }
+            Disturbance::Operator { replay } => {
+                let (database, fresh) = (self.database.clone(), self.fresh());
+                tokio::spawn(async move { operate(database, replay, false, fresh).await });
             }
             Disturbance::ApplicationAway { time } => {
                 self.application.away.store(true, SeqCst);
@@ -521,12 +547,21 @@ impl World {
             let at_work: usize =
                 self.slots.iter().flatten().map(|process| process.subscription.in_flight()).sum();
             let draining = self.slots.iter().flatten().any(|process| process.draining.is_some());
-            if left == 0 && at_work == 0 && !draining && self.slots.iter().all(Option::is_some) {
+            let parked = self.database.due().len();
+            let replays = self.plan.operator == Operator::Replays;
+            let done = operate(self.database.clone(), replays, true, self.fresh()).await;
+            if done == 0
+                && parked == 0
+                && left == 0
+                && at_work == 0
+                && !draining
+                && self.slots.iter().all(Option::is_some)
+            {
                 return true;
             }
             if Instant::now() >= deadline {
                 self.oracle.violated(format_args!(
-                    "I8: {left} messages are not settled and {at_work} tasks run at the end of the calm phase"
+                    "I8: {left} messages are not settled, {parked} are parked and {at_work} tasks run at the end of the calm phase"
                 ));
                 return false;
             }
@@ -540,6 +575,10 @@ impl World {
                 return false;
             }
         }
+    }
+
+    fn fresh(&self) -> uuid::Uuid {
+        uuid::Uuid::from_u64_pair(self.chance.number(), self.chance.number())
     }
 
     /// Everything ends gracefully, at once. False: an invariant is broken.
@@ -590,9 +629,10 @@ impl World {
             let known = [Outcome::Duplicate, Outcome::DuplicateInFlight, Outcome::ClaimLost];
             let lettered = [Outcome::IdConflict, Outcome::DeadLettered, Outcome::DeadDuplicate];
             let sum = |of: &[Outcome]| of.iter().map(|outcome| count(*outcome)).sum::<u64>();
+            let parked = sum(&[Outcome::Parked, Outcome::ParkedDuplicate]);
             let (decided, known, lettered) = (sum(&decided), sum(&known), sum(&lettered));
             let found = self.oracle.life(life, |record| {
-                if decided + known + lettered != record.acks {
+                if decided + known + lettered + parked != record.acks {
                     return Some(format!("{} acks", record.acks));
                 }
                 if decided + known > record.acks_with_row {
@@ -608,10 +648,42 @@ impl World {
             });
             if let Some(found) = found {
                 self.oracle.violated(format_args!(
-                    "metrics of {}: {decided} processed, {known} known, {lettered} dead letters; the oracle saw {found}",
+                    "metrics of {}: {decided} processed, {known} known, {lettered} dead letters, {parked} parked; the oracle saw {found}",
                     life.name
                 ));
             }
         }
     }
+}
+
+/// Somebody at the admin API: the oldest dead letter, or all that block lanes, is forwarded again
+/// or discarded. Answers how many that were.
+async fn operate(
+    database: Arc<MemoryDatabase>,
+    replay: bool,
+    blocking: bool,
+    fresh: uuid::Uuid,
+) -> usize {
+    let store = MemoryStore::new(database);
+    let filter = ParkedFilter { states: vec![ParkedState::Dead], ..ParkedFilter::default() };
+    let Ok(dead) = store.list_parked(&filter, None, u32::MAX).await else { return 0 };
+    let most = if blocking { usize::MAX } else { 1 };
+    let wanted = dead.iter().filter(|row| !blocking || row.lane_id.is_some()).take(most);
+    let actor = Actor::new("simulated operator");
+    let mut done = 0;
+    for row in wanted {
+        done += 1;
+        if replay {
+            let asked =
+                Replay { seq: row.seq, delay: Duration::ZERO, allow_processed: false, fresh };
+            let answers = store.replay(&[asked], &actor).await;
+            if matches!(answers.first(), Some(Ok(Replayed::Due(_)))) {
+                continue;
+            }
+        }
+        if blocking || !replay {
+            store.discard(&[row.seq], &actor).await;
+        }
+    }
+    done
 }

@@ -1,5 +1,7 @@
 //! The database's side: every commit, in order.
 
+use inboxd_contract::{Claim, ParkedSeq};
+
 use super::*;
 
 impl MemoryWitness for Oracle {
@@ -11,8 +13,11 @@ impl MemoryWitness for Oracle {
                 let (key, token) = (&request.claim.key, request.claim.token);
                 self.trace
                     .add("db", format_args!("claim of {} by {owner}: {answer:?}", key.message_id));
-                self.claimed(state, now, owner, key, token, answer.is_held(), expires_at);
-                if matches!(answer, inboxd_contract::ClaimAnswer::Busy { .. }) {
+                match answer {
+                    ClaimAnswer::Parked { .. } => self.let_go(state, now, key, token),
+                    _ => self.claimed(state, now, owner, key, token, answer.is_held(), expires_at),
+                }
+                if matches!(answer, ClaimAnswer::Busy { .. }) {
                     state.stats.busy += 1;
                 }
             }
@@ -30,6 +35,7 @@ impl MemoryWitness for Oracle {
             MemoryChange::Counted { claim, answer } => {
                 if let Attempt::Counted(attempts) = answer {
                     self.must_hold(state, &claim.key, claim.token, "counts");
+                    state.failure_is_recorded(&claim.key, claim.token);
                     self.trace
                         .add("db", format_args!("attempt {attempts} of {}", claim.key.message_id));
                 }
@@ -42,16 +48,15 @@ impl MemoryWitness for Oracle {
                     completion.record.fingerprint.as_ref(),
                     answer,
                 );
-                if completion.supersedes_dead && matches!(answer, Settled::Done) {
-                    let fingerprint = completion.record.fingerprint.clone();
-                    let key = &completion.claim.key;
-                    state.letters.retain(|(of, letter)| {
-                        of != key || Fingerprint::conflict(letter.as_ref(), fingerprint.as_ref())
-                    });
+                let settled = !matches!(answer, Settled::Lost(_));
+                if completion.supersedes_dead && settled {
+                    let fingerprint = completion.record.fingerprint.as_ref();
+                    state.parked.make_way(&completion.claim.key, fingerprint);
                 }
+                self.unparked(state, completion.claim.token, completion.parked, settled);
             }
-            MemoryChange::DeadLettered { letter, answer, .. } => {
-                self.dead_lettered(state, letter, answer)
+            MemoryChange::DeadLettered { letter, answer, seq } => {
+                self.dead_lettered(state, letter, answer, seq)
             }
             MemoryChange::Released { release, answer } => {
                 let key = &release.claim.key;
@@ -64,20 +69,50 @@ impl MemoryWitness for Oracle {
                     }
                 }
             }
-            MemoryChange::Parked { .. }
-            | MemoryChange::Arrived { .. }
-            | MemoryChange::Taken { .. }
-            | MemoryChange::Rescheduled { .. }
-            | MemoryChange::Unparked { .. }
-            | MemoryChange::Replayed { .. }
-            | MemoryChange::Discarded { .. } => {}
+            MemoryChange::Parked { parking, answer, seq } => {
+                self.parked(state, parking, answer, seq);
+            }
+            MemoryChange::Arrived { arrival, answer, seq } => {
+                self.arrived(state, arrival, answer, seq);
+            }
+            MemoryChange::Taken { owner, taken, expires_at } => {
+                self.taken(state, now, owner, taken, expires_at);
+            }
+            MemoryChange::Rescheduled { reschedule, answer } => {
+                let Claim { key, token } = &reschedule.claim;
+                self.trace.add("db", format_args!("{} is put off: {answer:?}", key.message_id));
+                if !matches!(answer, Settled::Lost(_)) {
+                    state.stats.rescheduled += 1;
+                    self.must_hold(state, key, *token, "puts off");
+                    state.claims.remove(key);
+                    state.fates.insert(*token, Fate::Recorded);
+                    if !reschedule.attempt_back {
+                        state.failure_is_recorded(key, *token);
+                    }
+                }
+            }
+            MemoryChange::Unparked { unpark, answer } => {
+                let Claim { key, token } = &unpark.claim;
+                self.trace.add("db", format_args!("{} goes: {answer:?}", key.message_id));
+                if !matches!(answer, Settled::Lost(_)) {
+                    self.must_hold(state, key, *token, "removes");
+                    state.claims.remove(key);
+                    state.fates.insert(*token, Fate::Recorded);
+                    if !state.rows.contains_key(key) {
+                        self.fail(state, format_args!("{} goes unprocessed", key.message_id));
+                    }
+                    self.unparked(state, *token, Some(unpark.seq), true);
+                }
+            }
+            MemoryChange::Replayed { replay, answer } => self.replayed(state, replay, answer),
+            MemoryChange::Discarded { seq, .. } => self.discarded(state, seq),
         }
     }
 }
 
 impl Oracle {
     #[expect(clippy::too_many_arguments, reason = "the columns of a claim")]
-    fn claimed(
+    pub(super) fn claimed(
         &self,
         state: &mut State,
         now: i64,
@@ -112,13 +147,45 @@ impl Oracle {
         } else if other.is_none() || !in_force {
             // Taken for the look and removed again, and the attempts of other copies with it.
             state.claims.remove(key);
-            state.attempts.entry(key.clone()).or_default().last_begun = 0;
+            state.begins_anew(key);
+        }
+    }
+
+    /// A claim that was taken for the look, which found a parked copy.
+    fn let_go(&self, state: &mut State, now: i64, key: &InboxKey, token: Token) {
+        let Some(claim) = state.claims.get_mut(key) else { return };
+        let other = claim.token.filter(|other| *other != token);
+        if other.is_some() && claim.expires_at > now {
+            return;
+        }
+        claim.token = None;
+        if let Some(other) = other {
+            state.stats.takeovers += 1;
+            state.attempts.entry(key.clone()).or_default().may_skip += 1;
+            state.fates.insert(other, Fate::TakenOver);
+        }
+    }
+
+    /// A taken row leaves with what became of it.
+    fn unparked(&self, state: &mut State, token: Token, seq: Option<ParkedSeq>, settled: bool) {
+        if !settled {
+            return;
+        }
+        let taken = state.parked.taken.get(&token).copied();
+        if taken != seq {
+            self.fail(state, format_args!("row {taken:?} was taken and {seq:?} goes"));
+        }
+        if let Some(seq) = seq {
+            state.parked.copies.remove(&seq);
         }
     }
 
     /// A claim is renewed while its message is under way, and not much longer.
     fn must_be_at_work(&self, state: &mut State, key: &InboxKey, owner: &OwnerId) {
         let patience = state.plan.settings.lease;
+        if state.parked.is_worker(state.claims.get(key).and_then(|claim| claim.token)) {
+            return;
+        }
         let Some(at) = state.last_held.get(&(owner.0.to_string(), key.clone())) else { return };
         let long_ago = at.elapsed() > patience;
         let number = owner.0.rsplit('.').next().and_then(|number| number.parse::<u64>().ok());
@@ -138,7 +205,7 @@ impl Oracle {
         }
     }
 
-    fn must_hold(&self, state: &mut State, key: &InboxKey, token: Token, what: &str) {
+    pub(super) fn must_hold(&self, state: &mut State, key: &InboxKey, token: Token, what: &str) {
         if state.claims.get(key).and_then(|claim| claim.token) != Some(token) {
             self.fail(
                 state,
@@ -191,6 +258,7 @@ impl Oracle {
         state: &mut State,
         letter: &inboxd_contract::DeadLetter,
         answer: &Settled,
+        seq: Option<ParkedSeq>,
     ) {
         let key = &letter.key;
         self.trace.add(
@@ -225,10 +293,8 @@ impl Oracle {
                 format_args!("I9: the dead letter of {} is not whole", key.message_id),
             );
         }
-        state.letters.insert((key.clone(), letter.fingerprint.clone()));
-        state.letter_keys.insert(key.clone());
-        state.letter_places.insert(place);
+        self.letter_written(state, letter, seq);
         // With its claim the message loses its attempts.
-        state.attempts.entry(key.clone()).or_default().last_begun = 0;
+        state.begins_anew(key);
     }
 }

@@ -6,6 +6,7 @@
 
 mod commits;
 mod model;
+mod parking;
 mod posts;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,12 +16,13 @@ use std::time::Duration;
 
 use inboxd::engine::{FingerprintOf, OnIdConflict, OnUnrouted, Ordering};
 use inboxd_contract::{
-    Attempt, DeadReason, Delivery, Fence, Fingerprint, ForwardRequest, InboxKey, MessageId,
-    OwnerId, Settled, Settlement, Token, Verdict,
+    Attempt, ClaimAnswer, DeadReason, Delivery, Fence, Fingerprint, ForwardRequest, InboxKey,
+    MessageId, OwnerId, Settled, Settlement, Token, Verdict,
 };
 use inboxd_memory::{FaultPoint, MemoryBrokerWitness, MemoryChange, MemoryWitness, StoreCall};
 use tokio::time::Instant;
 
+use self::parking::Parked;
 use super::life::{Life, Signal, Signals};
 use super::plan::{KINDS, Plan, Publication, path_of};
 use super::report::Stats;
@@ -60,7 +62,9 @@ struct Post {
     place: Place,
     lane: Option<Vec<u8>>,
     life: Arc<Life>,
+    /// Of the delivery; a worker's has none.
     serial: u64,
+    attempt: u32,
     token: Option<Token>,
     fingerprint: Option<Fingerprint>,
     begun_at: Option<Instant>,
@@ -84,6 +88,14 @@ struct Attempts {
     highest: u32,
     /// So many may have been counted without a POST.
     may_skip: u32,
+    /// Failures since the last dead letter that say something of the message, each recorded.
+    failed: u32,
+    /// Such a failure was heard under this token and is not recorded.
+    unrecorded: Option<Token>,
+    /// The last failure was of that kind.
+    says_of_the_message: bool,
+    /// The next attempt has this number at most: nobody was there, and the breaker was open.
+    repeats: Option<u32>,
 }
 
 /// A delivery that the engine has.
@@ -109,6 +121,10 @@ pub struct LifeRecord {
     /// What went back, and when.
     released: Vec<(Place, Instant)>,
     pub cut: bool,
+    /// Answers in a row that were none: nobody was there.
+    unreached: usize,
+    /// Probes since then that found somebody.
+    probes_ok: usize,
 }
 
 struct State {
@@ -121,9 +137,7 @@ struct State {
     claims: BTreeMap<InboxKey, ModelClaim>,
     fates: BTreeMap<Token, Fate>,
     rows: BTreeMap<InboxKey, Option<Fingerprint>>,
-    letters: BTreeSet<(InboxKey, Option<Fingerprint>)>,
-    letter_keys: BTreeSet<InboxKey>,
-    letter_places: BTreeSet<Place>,
+    parked: Parked,
     /// Which record a generated id was made for.
     generated: BTreeMap<InboxKey, Place>,
     posts: Vec<Post>,
@@ -156,9 +170,7 @@ impl Oracle {
             claims: BTreeMap::new(),
             fates: BTreeMap::new(),
             rows: BTreeMap::new(),
-            letters: BTreeSet::new(),
-            letter_keys: BTreeSet::new(),
-            letter_places: BTreeSet::new(),
+            parked: Parked::default(),
             generated: BTreeMap::new(),
             posts: Vec::new(),
             attempts: BTreeMap::new(),
@@ -280,6 +292,9 @@ impl Oracle {
             .life(life)
             .held
             .insert(serial, Held { place, bytes, seen, outer: delivery.fence.clone() });
+        if let Some(key) = state.copies[&place].key.clone() {
+            state.parked.delivered(&key);
+        }
         self.trace.add(&life.name, format_args!("takes {place:?} {}", state.name(place)));
         let (count_max, bytes_max) =
             (state.plan.settings.in_flight_max, state.plan.settings.in_flight_bytes_max);
@@ -320,9 +335,7 @@ impl Oracle {
         if !state.is_proven(place) {
             self.fail(
                 &mut state,
-                format_args!(
-                    "I1: {place:?} {name} is acked without a committed row or dead letter of it"
-                ),
+                format_args!("I1: {place:?} {name} is acked without a committed row or copy of it"),
             );
         }
     }

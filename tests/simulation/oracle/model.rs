@@ -15,6 +15,22 @@ impl State {
         }
     }
 
+    /// Its attempts are counted from the beginning.
+    pub(super) fn begins_anew(&mut self, key: &InboxKey) {
+        let attempts = self.attempts.entry(key.clone()).or_default();
+        attempts.last_begun = 0;
+        attempts.failed = 0;
+        attempts.repeats = None;
+    }
+
+    /// What the holder of this claim heard counts from now on.
+    pub(super) fn failure_is_recorded(&mut self, key: &InboxKey, token: Token) {
+        let attempts = self.attempts.entry(key.clone()).or_default();
+        if attempts.unrecorded.take_if(|of| *of == token).is_some() {
+            attempts.failed += 1;
+        }
+    }
+
     pub(super) fn name(&self, place: Place) -> String {
         match self.copies.get(&place).map(|copy| &copy.key) {
             Some(Some(key)) => key.message_id.as_str().chars().take(40).collect(),
@@ -47,16 +63,23 @@ impl State {
             })
     }
 
-    /// Whether a row, and whether a dead letter of this record's message exists.
+    /// Whether a row, and whether a parked copy or dead letter of this record's message exists or,
+    /// of a dead letter, existed.
     pub(super) fn evidence(&self, place: Place) -> (bool, bool) {
         let copy = &self.copies[&place];
+        let parked = self.has_copy(place, |_| true);
         match &copy.key {
-            Some(key) => (self.rows.contains_key(key), self.letter_keys.contains(key)),
+            Some(key) => {
+                let mut dead = self.parked.ever_dead.iter();
+                let mut copies = self.parked.copies.values();
+                let letter = dead.any(|(of, _)| of == key) || copies.any(|copy| copy.key == *key);
+                (self.rows.contains_key(key), letter)
+            }
             None => {
                 let mut made = self.generated.iter().filter(|(_, of)| **of == place);
                 (
                     made.any(|(key, _)| self.rows.contains_key(key)),
-                    self.letter_places.contains(&place),
+                    parked || self.parked.ever_dead_places.contains(&place),
                 )
             }
         }
@@ -66,14 +89,15 @@ impl State {
     pub(super) fn is_proven(&self, place: Place) -> bool {
         let copy = &self.copies[&place];
         let Some(key) = &copy.key else {
-            let (row, letter) = self.evidence(place);
-            return row || letter;
+            return self.evidence(place).0
+                || self.has_copy(place, |_| true)
+                || self.has_alias(place);
         };
         let duplicate = self.plan.settings.identity.on_conflict == OnIdConflict::Duplicate;
         let row = self.rows.get(key).is_some_and(|row| {
             duplicate || !Fingerprint::conflict(row.as_ref(), copy.fingerprint.as_ref())
         });
-        row || self.letters.contains(&(key.clone(), copy.fingerprint.clone()))
+        row || self.has_copy(place, |_| true) || self.has_alias(place)
     }
 
     /// An accepted POST may be followed by another: its answer was not heard, its process ended,

@@ -1,5 +1,7 @@
 //! The application's side: every POST, when it is decided on, when it begins, what comes of it.
 
+use inboxd::engine::OnBlockedLane;
+
 use super::*;
 
 impl Oracle {
@@ -16,15 +18,18 @@ impl Oracle {
             .add(&life.name, format_args!("forwards {place:?} {name} attempt {}", request.attempt));
         if own_key.is_none() {
             state.generated.insert(key.clone(), place);
-        } else if own_key.as_ref() != Some(&key) {
+        } else if own_key.as_ref() != Some(&key) && state.parked.aliases.get(&key).is_none() {
             self.fail(&mut state, format_args!("I9: {name} is forwarded as {}", key.message_id));
         }
         let held = state.life(life).held.iter().rev().find(|(_, held)| held.place == place);
         let held =
             held.map(|(serial, held)| (*serial, Some(held.seen.clone()), Some(held.outer.clone())));
+        let token = state.claims.get(&key).and_then(|claim| claim.token);
+        let is_worker = state.parked.is_worker(token);
+        let held = held.filter(|_| !is_worker);
         let (serial, seen, fence) = held.unwrap_or((0, None, None));
-        self.check_start(&mut state, life, &name, &key, seen.as_ref());
-        self.check_lane(&mut state, life, place, lane.as_deref(), &name);
+        self.check_start(&mut state, life, &name, &key, (!is_worker).then_some(seen.as_ref()));
+        self.check_lane(&mut state, life, place, lane.as_deref(), is_worker, &name);
         self.check_attempt(&mut state, &key, request.attempt, &name);
         let route = state.route(place);
         if route.as_ref().map(Option::as_deref) != Some(request.path) {
@@ -33,17 +38,16 @@ impl Oracle {
                 format_args!("{name} is forwarded to {:?}, its route is {route:?}", request.path),
             );
         }
-        let again = state
-            .posts
-            .iter()
-            .any(|post| Arc::ptr_eq(&post.life, life) && post.serial == serial && post.heard);
+        let again = state.posts.iter().any(|post| {
+            let same = if is_worker { post.token == token } else { post.serial == serial };
+            Arc::ptr_eq(&post.life, life) && same && post.heard
+        });
         if again {
             self.fail(
                 &mut state,
                 format_args!("what the application decided about {name} is asked again"),
             );
         }
-        let token = state.claims.get(&key).and_then(|claim| claim.token);
         let concurrency = state.plan.settings.concurrency;
         let open_posts = &mut state.life(life).open_posts;
         *open_posts += 1;
@@ -61,6 +65,7 @@ impl Oracle {
             lane,
             life: life.clone(),
             serial,
+            attempt: request.attempt,
             token,
             fingerprint,
             begun_at: None,
@@ -80,7 +85,7 @@ impl Oracle {
         life: &Life,
         name: &str,
         key: &InboxKey,
-        fence: Option<&Fence>,
+        fence: Option<Option<&Fence>>,
     ) {
         let now = self.database_now(state);
         // Leases protect as far as the database's clock goes as fast as ours.
@@ -99,7 +104,8 @@ impl Oracle {
                 self.fail(state, format_args!("I3: {name} is forwarded without a claim in force"));
             }
         }
-        if fence.is_none_or(|fence| !fence.is_open()) {
+        // A worker's message is no delivery and has none.
+        if fence.is_some_and(|fence| fence.is_none_or(|fence| !fence.is_open())) {
             self.fail(state, format_args!("{name} is forwarded although its fence is closed"));
         }
     }
@@ -115,16 +121,24 @@ impl Oracle {
         life: &Arc<Life>,
         place: Place,
         lane: Option<&[u8]>,
+        is_worker: bool,
         name: &str,
     ) {
         let Some(lane) = lane else { return };
+        if state.is_replayed(place) {
+            return;
+        }
+        let skips = state.plan.settings.on_blocked_lane == OnBlockedLane::Skip;
         let earlier: Vec<u64> = state.lanes[&(place.0, lane.to_vec())]
             .iter()
             .copied()
             .filter(|position| *position < place.1)
             .collect();
-        let open = earlier.into_iter().find(|position| !state.is_proven((place.0, *position)));
-        if let Some(position) = open {
+        // Those that skip pass what is parked, and are passed by it.
+        let open = earlier.into_iter().map(|position| (place.0, position)).find(|earlier| {
+            !state.is_decided(*earlier) && !(skips && (is_worker || state.is_proven(*earlier)))
+        });
+        if let Some((_, position)) = open {
             self.fail(
                 state,
                 format_args!(
@@ -133,14 +147,33 @@ impl Oracle {
                 ),
             );
         }
+        if let Some(dead) = state.halting(place.0, lane)
+            && dead.place != place
+            && !skips
+        {
+            let dead = dead.key.message_id.clone();
+            self.fail(
+                state,
+                format_args!("I6: {name} is forwarded although {dead} of its lane is dead"),
+            );
+        }
+        let now = self.database_now(state);
         let other = state.posts.iter().find(|post| {
-            let same_life = Arc::ptr_eq(&post.life, life);
-            // Across instances only as far as the broker says whose the stream is.
-            let lost = post.life.is_dead() || post.fence.as_ref().is_none_or(Fence::is_lost);
+            let by_worker = state.parked.is_worker(post.token);
+            let same_life = Arc::ptr_eq(&post.life, life) && !by_worker;
+            let in_force = state
+                .claims
+                .get(&post.key)
+                .is_some_and(|claim| claim.token == post.token && claim.expires_at > now);
+            // Across instances only as far as the broker says whose the stream is, or the lease.
+            let fenced = post.fence.as_ref().is_none_or(Fence::is_lost);
+            let lost = post.life.is_dead() || if by_worker { !in_force } else { fenced };
             post.open
                 && post.place.0 == place.0
                 && post.lane.as_deref() == Some(lane)
                 && (same_life || !lost)
+                && !(skips && (by_worker != is_worker))
+                && !state.is_replayed(post.place)
         });
         if let Some(other) = other.map(|other| other.place) {
             self.fail(
@@ -162,6 +195,15 @@ impl Oracle {
         if attempt <= last && !excused {
             self.fail(state, format_args!("I9: {name}: attempt {attempt} after attempt {last}"));
         }
+        let repeats = state.attempts.entry(key.clone()).or_default().repeats.take();
+        if repeats.is_some_and(|repeats| attempt > repeats + skipped) {
+            self.fail(
+                state,
+                format_args!(
+                    "breaker: {name}: attempt {attempt} after one that was made while nobody was there"
+                ),
+            );
+        }
         if skips {
             self.fail(
                 state,
@@ -175,8 +217,17 @@ impl Oracle {
         let mut state = lock(&self.state);
         let key = state.posts[post].key.clone();
         state.posts[post].begun_at = Some(Instant::now());
+        let most = state.plan.settings.park.attempts_max;
         let last = state.attempts.entry(key.clone()).or_default();
         last.last_begun = attempt.max(last.last_begun);
+        let failed = last.failed;
+        if failed >= most {
+            let id = &key.message_id;
+            self.fail(
+                &mut state,
+                format_args!("I9: {id} is POSTed after {failed} failures, {most} are allowed"),
+            );
+        }
         if state.rows.contains_key(&key) {
             // Between the last check and the write: the documented window.
             state.stats.residual += 1;
@@ -208,6 +259,7 @@ impl Oracle {
         state.posts[post].open = false;
         state.posts[post].heard = !matches!(verdict, Verdict::Retry { .. } | Verdict::Park { .. });
         state.life(life).open_posts -= 1;
+        self.heard(&mut state, life, post, verdict);
         let what = verdict.as_str();
         self.trace.add(&life.name, format_args!("hears of #{post}: {what}"));
     }
