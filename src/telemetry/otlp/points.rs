@@ -243,6 +243,7 @@ fn attribute(name: &str, value: &str) -> KeyValue {
 #[cfg(test)]
 mod tests {
     use inboxd_contract::Outcome;
+    use strum::IntoEnumIterator as _;
 
     use super::*;
     use crate::telemetry::{Metrics, StoreCall};
@@ -288,7 +289,7 @@ mod tests {
         let metric = find(&exported, "inboxd.store_call_duration");
         assert_eq!(metric.unit, "s");
         let Some(Data::Histogram(histogram)) = &metric.data else { panic!() };
-        assert_eq!(histogram.data_points.len(), 7, "one for each call");
+        assert_eq!(histogram.data_points.len(), StoreCall::iter().count(), "one for each call");
         let claim = attribute("call", "claim");
         let point = histogram.data_points.iter().find(|p| p.attributes.contains(&claim)).unwrap();
         assert_eq!((point.count, point.sum), (4, Some(100.0208)));
