@@ -152,6 +152,9 @@ async fn many_messages_that_can_only_fail_do_not_keep_it_open() {
     }));
     let mut few = settings();
     few.park.attempts_max = 8;
+    few.park.initial = SECOND;
+    few.park.cap = 10 * SECOND;
+    few.breaker.probe_cap = 4 * SECOND;
     let instance = world.start_with(few);
     world.publish((0..20).map(|n| format!("poison{n}")));
     instance.callback(CallbackState::Open).await;
