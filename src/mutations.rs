@@ -47,6 +47,24 @@ pub enum Mutation {
     IgnoreConcurrency,
     /// A claim is renewed although its attempt is over.
     RenewForEver,
+    /// Acks what is to be parked, and commits its copy afterwards.
+    AckBeforePark,
+    /// A message is parked as if it had never been tried.
+    ForgetAttemptsOnPark,
+    /// A message is forwarded whatever of its lane is parked.
+    IgnoreBlockedLane,
+    /// What arrives together is written in the opposite order.
+    ArriveBackwards,
+    /// A dead letter is recorded and acked before the broker has it.
+    RecordBeforePublish,
+    /// A parked message that was processed leaves its row.
+    CompleteKeepsRow,
+    /// A worker forwards what it took although it was processed meanwhile.
+    WorkerIgnoresRow,
+    /// However often the application is not there, it is called.
+    BreakerNeverOpens,
+    /// What fails while the callback rests counts as an attempt.
+    CountWhileOpen,
 }
 
 thread_local! {

@@ -141,6 +141,9 @@ impl Writer {
                 false => None,
             };
         }
+        if broken!(ArriveBackwards) {
+            batch.reverse();
+        }
         batch
     }
 

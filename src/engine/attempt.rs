@@ -260,6 +260,7 @@ impl<'a> Journey<'a> {
     /// The lane that must be free before it is forwarded.
     fn lane_to_ask(self) -> Option<LaneId> {
         let skips = self.shared.settings.on_blocked_lane == OnBlockedLane::Skip;
+        let skips = skips || broken!(IgnoreBlockedLane);
         self.item.message.lane_id.filter(|_| !skips && self.item.course.forwards())
     }
 }

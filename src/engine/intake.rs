@@ -100,15 +100,15 @@ impl Intake {
     }
 
     async fn take(&mut self) -> Result<(), SourceError> {
-        let mut flow = self.shared.callback.flow();
-        callback::may_take(&mut flow).await;
+        let flow = self.shared.callback.flow();
+        callback::may_take(&flow).await;
         self.newcomer.learn(&self.shared).await;
-        let mut letters_wait = self.shared.letters.away();
+        let letters_wait = self.shared.letters.away();
         let mut status = self.source.status();
         let mut horizon_is_known = false;
         loop {
             target::wait_while_away(&self.shared).await;
-            let taking = callback::may_take(&mut flow).await;
+            let taking = callback::may_take(&flow).await;
             if self.newcomer.must_pause(&self.shared.budget) {
                 self.newcomer.pause(&self.shared, None).await;
                 continue;
@@ -126,8 +126,8 @@ impl Intake {
                 biased;
                 _ = status.wait_for(|status| status.phase == SourcePhase::Ready),
                     if !horizon_is_known => Next::FirstReady,
-                _ = flow.wait_for(|flow| *flow != taking) => Next::Away,
-                _ = letters_wait.wait_for(|waiting| *waiting) => Next::Away,
+                _ = flow.wait_for(|flow| flow != taking) => Next::Away,
+                _ = letters_wait.wait_for(|waiting| waiting) => Next::Away,
                 batch = next => match batch {
                     Ok(batch) => Next::Batch(batch?),
                     Err(_) => Next::Quiet,

@@ -383,6 +383,13 @@ impl<'a> Journey<'a> {
             }
             Decision::Published(letter) => self.bury(held, letter).await,
             Decision::Park(parked) => {
+                if broken!(AckBeforePark) {
+                    let copy = letter::copy(self.shared, &self.item.message, parked.reason);
+                    let parking = Parking { claim: held.lease.claim().clone(), copy };
+                    let hub = self.shared.hub.clone();
+                    tokio::spawn(async move { drop(hub.park(&parking).await) });
+                    return Ok(Ending { end: End::Ack(Outcome::Parked), row: None });
+                }
                 let lost = |look| (look, Decision::Park(parked.clone()));
                 self.park(held, &parked).await.map_err(lost)
             }
@@ -428,7 +435,7 @@ impl<'a> Journey<'a> {
     async fn park(self, held: &Held<'_>, parked: &Parked) -> Result<Ending, Look> {
         let message = &self.item.message;
         let mut copy = letter::copy(self.shared, message, parked.reason);
-        copy.attempts = parked.attempts;
+        copy.attempts = if broken!(ForgetAttemptsOnPark) { 0 } else { parked.attempts };
         copy.delay = parked.delay;
         copy.last_status = parked.status;
         copy.last_error = parked.detail.as_deref().map(schedule::stored_error);

@@ -46,6 +46,7 @@ mod progress;
 mod routes;
 mod schedule;
 mod settings;
+mod shown;
 mod subscription;
 mod taken;
 mod target;

@@ -97,7 +97,9 @@ impl TakenRow {
 
     /// Carries it to what becomes of it.
     pub(super) async fn process(&self, shared: &Shared) -> Fate {
-        if let Some(fingerprint) = &self.processed {
+        if let Some(fingerprint) = &self.processed
+            && !broken!(WorkerIgnoresRow)
+        {
             return self.found_processed(shared, fingerprint.as_ref()).await;
         }
         match route(shared, &self.message).await {
@@ -215,7 +217,7 @@ impl TakenRow {
             claim: self.lease.claim().clone(),
             record: identity::record(&message.envelope, message.fingerprint.clone()),
             supersedes_dead: false,
-            parked: Some(self.seq),
+            parked: Some(self.seq).filter(|_| !broken!(CompleteKeepsRow)),
         };
         failpoint!(WorkerAccepted);
         let Recorded { answer, doubtful } = shared.hub.complete(&completion).await;

@@ -165,13 +165,13 @@ pub(super) async fn run(shared: Arc<Shared>) {
 
 async fn take(shared: &Arc<Shared>) {
     let room = Arc::new(Room::new(&shared.settings));
-    let (mut flow, mut failures) = (shared.callback.flow(), 0);
+    let (flow, mut failures) = (shared.callback.flow(), 0);
     loop {
         shared.due.reached().await;
         target::wait_while_away(shared).await;
-        callback::may_take(&mut flow).await;
+        callback::may_take(&flow).await;
         let left = room.some().await;
-        let rows = match *flow.borrow() {
+        let rows = match flow.get() {
             Flow::Free => left.rows,
             Flow::One => 1,
             // While there was no room.

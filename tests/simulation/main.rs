@@ -17,6 +17,7 @@ mod parking;
 mod plan;
 mod report;
 mod runs;
+mod scenarios;
 mod shrink;
 mod source;
 mod store;

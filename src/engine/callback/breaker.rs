@@ -159,6 +159,9 @@ impl Breaker {
         now: Instant,
         jitter: impl Fn(Duration) -> Duration,
     ) -> Option<Change> {
+        if broken!(BreakerNeverOpens) {
+            return None;
+        }
         match says {
             Says::Works => {
                 match &mut self.phase {

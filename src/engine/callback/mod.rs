@@ -28,16 +28,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use inboxd_contract::{Forwarder, InboxKey, Verdict};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::breaker::Change;
 pub use self::report::{CallbackReport, CallbackState};
 pub(super) use self::state::Flow;
-use self::state::{Effects, Grant, Jitter, State};
+use self::state::{Answer, Effects, Grant, Jitter, State};
 use self::told::Told;
 use super::settings::{Limits, SubscriptionSettings};
+use super::shown::Shown;
 use crate::admin::SubscriptionHealth;
 use crate::telemetry::SubscriptionMetrics;
 
@@ -57,7 +58,7 @@ pub(super) struct Callback {
     name: Arc<str>,
     parts: CallbackParts,
     inner: Mutex<Inner>,
-    flow: watch::Sender<Flow>,
+    flow: Shown<Flow>,
     /// Something is due earlier than the driver knows.
     earlier: Notify,
 }
@@ -94,7 +95,7 @@ impl Callback {
             name: settings.name.clone(),
             parts,
             inner: Mutex::new(inner),
-            flow: watch::Sender::new(Flow::Nothing),
+            flow: Shown::new(Flow::Nothing),
             earlier: Notify::new(),
         })
     }
@@ -125,8 +126,8 @@ impl Callback {
     }
 
     /// What may be taken from the source and by the workers, as it changes.
-    pub(super) fn flow(&self) -> watch::Receiver<Flow> {
-        self.flow.subscribe()
+    pub(super) fn flow(&self) -> Shown<Flow> {
+        self.flow.clone()
     }
 
     /// Every path says 410.
@@ -137,7 +138,7 @@ impl Callback {
     /// One message was taken under [`Flow::One`]: it is on its way to be admitted, and no other is
     /// asked for in the next seconds.
     pub(super) fn one_was_taken(&self) {
-        if *self.flow.borrow() == Flow::One {
+        if self.flow.get() == Flow::One {
             self.change(|state, now| state.one_was_taken(now));
         }
     }
@@ -188,20 +189,13 @@ impl Callback {
         }
     }
 
-    fn answered(
-        &self,
-        grant: Grant,
-        key: &InboxKey,
-        path: Option<&Arc<str>>,
-        verdict: &Verdict,
-        took: Duration,
-    ) -> Judged {
+    fn answered(&self, grant: Grant, answer: Answer<'_>) -> Judged {
         let jitter = &*self.parts.jitter;
         let is_draining = self.parts.draining.is_cancelled();
         let (effects, rests) = self.change(|state, now| {
             let effects = match is_draining {
-                true => state.answered_draining(grant, verdict),
-                false => state.answered(grant, key, path, verdict, took, now, jitter),
+                true => state.answered_draining(grant, answer.verdict),
+                false => state.answered(grant, answer, now, jitter),
             };
             (effects, !state.breaker.is_closed())
         });
@@ -213,7 +207,7 @@ impl Callback {
         if !counts {
             metrics.attempt_taken_back();
         }
-        Judged { counts_as_attempt: counts, rests }
+        Judged { counts_as_attempt: counts || broken!(CountWhileOpen), rests }
     }
 
     /// Only for what gives nobody a turn.
@@ -248,8 +242,7 @@ impl Callback {
         if std::mem::replace(&mut inner.shown_limit, limit) != limit {
             metrics.limit(limit);
         }
-        let flow = inner.state.flow(now);
-        self.flow.send_if_modified(|shown| std::mem::replace(shown, flow) != flow);
+        self.flow.replace(inner.state.flow(now));
     }
 }
 
@@ -257,13 +250,8 @@ impl Callback {
 ///
 /// # Cancel safety
 /// Cancel-safe.
-pub(super) async fn may_take(flow: &mut watch::Receiver<Flow>) -> Flow {
-    let taking = flow.wait_for(|flow| *flow != Flow::Nothing).await.ok().map(|flow| *flow);
-    match taking {
-        Some(taking) => taking,
-        // The callback was dropped, and with it all that could be taken for it.
-        None => std::future::pending().await,
-    }
+pub(super) async fn may_take(flow: &Shown<Flow>) -> Flow {
+    flow.wait_for(|flow| flow != Flow::Nothing).await
 }
 
 /// A place in the queue.
@@ -322,7 +310,8 @@ impl<'a> Admission<'a> {
         took: Duration,
     ) -> Judged {
         self.is_over = true;
-        self.callback.answered(self.grant, &self.key, path, verdict, took)
+        let answer = Answer { key: &self.key, path, verdict, took };
+        self.callback.answered(self.grant, answer)
     }
 }
 

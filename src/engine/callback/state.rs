@@ -7,6 +7,7 @@
 //! or know what time it is.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use inboxd_contract::{InboxKey, RetryReason, Verdict};
@@ -49,6 +50,15 @@ struct Waiter {
     ticket: u64,
     key: InboxKey,
     turn: oneshot::Sender<Grant>,
+}
+
+/// What one attempt came to, for whom, and how long it took.
+#[derive(Clone, Copy)]
+pub(super) struct Answer<'a> {
+    pub(super) key: &'a InboxKey,
+    pub(super) path: Option<&'a Arc<str>>,
+    pub(super) verdict: &'a Verdict,
+    pub(super) took: Duration,
 }
 
 /// What an answer changed.
@@ -381,13 +391,11 @@ impl State {
     pub(super) fn answered(
         &mut self,
         grant: Grant,
-        key: &InboxKey,
-        path: Option<&std::sync::Arc<str>>,
-        verdict: &Verdict,
-        took: Duration,
+        answer: Answer<'_>,
         now: Instant,
         jitter: &Jitter,
     ) -> Effects {
+        let Answer { key, path, verdict, took } = answer;
         let is_full = self.in_use >= self.limit.get();
         self.free(grant);
         let says = Says::of(verdict, self.paths);

@@ -115,15 +115,14 @@ impl World {
     }
 
     async fn flows(&self, wanted: Flow) {
-        let mut flow = self.callback.flow();
-        tokio::time::timeout(600 * SECOND, flow.wait_for(|flow| *flow == wanted))
+        let flow = self.callback.flow();
+        tokio::time::timeout(600 * SECOND, flow.wait_for(|flow| flow == wanted))
             .await
-            .unwrap_or_else(|_| panic!("not {wanted:?}: {:?}", self.callback.report()))
-            .unwrap();
+            .unwrap_or_else(|_| panic!("not {wanted:?}: {:?}", self.callback.report()));
     }
 
     fn flow(&self) -> Flow {
-        *self.callback.flow().borrow()
+        self.callback.flow().get()
     }
 
     fn state(&self) -> CallbackState {

@@ -99,7 +99,7 @@ impl MemoryWitness for Oracle {
                     state.claims.remove(key);
                     state.fates.insert(*token, Fate::Recorded);
                     if !state.rows.contains_key(key) {
-                        self.fail(state, format_args!("{} goes unprocessed", key.message_id));
+                        self.fail(state, format_args!("I1: {} goes unprocessed", key.message_id));
                     }
                     self.unparked(state, *token, Some(unpark.seq), true);
                 }
@@ -173,7 +173,7 @@ impl Oracle {
         }
         let taken = state.parked.taken.get(&token).copied();
         if taken != seq {
-            self.fail(state, format_args!("row {taken:?} was taken and {seq:?} goes"));
+            self.fail(state, format_args!("I4: row {taken:?} was taken and {seq:?} goes"));
         }
         if let Some(seq) = seq {
             state.parked.copies.remove(&seq);

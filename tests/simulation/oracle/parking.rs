@@ -229,7 +229,7 @@ impl Oracle {
         state.parked.taken.insert(claim.token, *seq);
         let known = state.parked.copies.get(seq);
         let Some(known) = known.filter(|copy| copy.state == ParkedState::Due) else {
-            return self.fail(state, format_args!("{id} is taken and is not parked any more"));
+            return self.fail(state, format_args!("I4: {id} is taken and is not parked any more"));
         };
         if *attempts <= known.attempts {
             let had = known.attempts;
@@ -331,13 +331,15 @@ impl Oracle {
                 if attempts < most {
                     self.fail(
                         state,
-                        format_args!("{id} is a dead letter after {attempts} attempts of {most}"),
+                        format_args!(
+                            "I9: {id} is a dead letter after {attempts} attempts of {most}"
+                        ),
                     );
                 } else if !says {
                     self.fail(
                         state,
                         format_args!(
-                            "{id} is a dead letter after a failure that says nothing of it"
+                            "I9: {id} is a dead letter after a failure that says nothing of it"
                         ),
                     );
                 }
@@ -348,7 +350,9 @@ impl Oracle {
                 if age.is_some_and(|age| age + Duration::from_millis(1) < most) {
                     self.fail(
                         state,
-                        format_args!("{id} is a dead letter at an age of {age:?}, below {most:?}"),
+                        format_args!(
+                            "I9: {id} is a dead letter at an age of {age:?}, below {most:?}"
+                        ),
                     );
                 }
             }
@@ -435,8 +439,7 @@ impl Oracle {
         record.unreached += 1;
         let most = bound as usize + concurrency + record.probes_ok;
         let unreached = record.unreached;
-        if bound == 0 || unreached <= bound as usize + concurrency
-        {
+        if bound == 0 || unreached <= bound as usize + concurrency {
             return;
         }
         if unreached > most {
