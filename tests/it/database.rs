@@ -151,10 +151,14 @@ async fn replicas_that_contend_for_the_same_ids_make_one_row_of_each() {
             let rows = database.rows(&group).await;
             let rows = rows.iter().filter(|id| id.starts_with('m')).count();
             let parked = database.parked(&group).await;
+            let mut open = broker.left(&group).await;
+            for sidecar in &sidecars {
+                open += sidecar.in_flight().await;
+            }
             let logs: String = sidecars.iter().map(Sidecar::log).collect();
             ensure(
-                rows == IDS && parked.is_empty(),
-                format!("{kind:?}: {rows} rows, parked {parked:?}; logs:\n{logs}"),
+                rows == IDS && parked.is_empty() && open == 0,
+                format!("{kind:?}: {rows} rows, parked {parked:?}, {open} open; logs:\n{logs}"),
             )
         })
         .await;
