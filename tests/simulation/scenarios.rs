@@ -131,7 +131,7 @@ async fn away(delivery: DeliveryMode) {
     world.application.set_reachable(false);
     for n in 0..1_000 {
         let message = base::keyed(&format!("m{n}"), &format!("k{}", n % 50));
-        world.broker.publish(n % 3, message);
+        world.broker.publish(n % 50 % 3, message);
     }
     sleep(600 * SECOND).await;
     assert_eq!(world.application.begun(), 1, "{delivery:?}: nobody was there");
@@ -266,7 +266,7 @@ impl Run {
 /// without them, and all of them arrive in the end. `INBOXD_SIM_MESSAGES` says how many there are.
 fn healthy_ones_keep_their_throughput(ordering: Ordering) {
     let count = std::env::var("INBOXD_SIM_MESSAGES").ok().and_then(|text| text.parse().ok());
-    let count = count.unwrap_or(8_000);
+    let count = count.unwrap_or(20_000);
     let run = |fails| paused().block_on(Run { fails, ordering, count }.throughput());
     let alone = run(Fails::Not);
     for fails in [Fails::AtOnce, Fails::Hanging] {

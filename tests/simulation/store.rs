@@ -185,7 +185,14 @@ impl InboxStore for SimStore {
         // Those whose answer does not arrive may be found committed later.
         let members = parkings.len() as u64;
         self.oracle.life(&self.life, |life| life.completions_unanswered += members);
+        // What waited in vain for its turn was counted; parked, it is no more.
+        let keys: Vec<InboxKey> =
+            parkings.iter().map(|parking| parking.claim.key.clone()).collect();
+        self.oracle.may_skip(&keys);
         let answers = self.through("park", self.inner.park(parkings)).await;
+        let done =
+            keys.iter().zip(&answers).filter(|(_, answer)| matches!(answer, Ok(Settled::Done)));
+        self.oracle.does_not_skip(done.map(|(key, _)| key));
         let answered = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
         self.oracle.life(&self.life, |life| life.completions_unanswered -= answered);
         answers

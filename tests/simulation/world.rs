@@ -1,7 +1,7 @@
 //! One run: a broker, a database, an application and some processes, from the first publication to
 //! the last check.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use inboxd::mutations::{self, Mutation};
 use inboxd::telemetry::Metrics;
 use inboxd_contract::{
     Actor, DeadLetterTarget, Envelope, Header, InboxStore as _, Origin, Outcome, ParkedFilter,
-    ParkedState, Replay, Replayed,
+    ParkedRow, ParkedSeq, ParkedState, Replay, Replayed,
 };
 use inboxd_memory::{
     MemoryBroker, MemoryBrokerFlaw, MemoryDatabase, MemoryFlaw, MemoryLetters, MemoryLock,
@@ -413,7 +413,7 @@ impl World {
             }
             Disturbance::Operator { replay } => {
                 let (database, fresh) = (self.database.clone(), self.fresh());
-                tokio::spawn(async move { operate(database, replay, false, fresh).await });
+                tokio::spawn(async move { operate(database, replay, fresh).await });
             }
             Disturbance::ApplicationAway { time } => {
                 self.application.away.store(true, SeqCst);
@@ -542,6 +542,7 @@ impl World {
     /// False: an invariant is broken.
     async fn drain_everything(&mut self) -> bool {
         let deadline = Instant::now() + self.plan.calm();
+        let mut replayed = BTreeSet::new();
         loop {
             let left = self.broker.unsettled();
             let at_work: usize =
@@ -549,7 +550,8 @@ impl World {
             let draining = self.slots.iter().flatten().any(|process| process.draining.is_some());
             let parked = self.database.due().len();
             let replays = self.plan.operator == Operator::Replays;
-            let done = operate(self.database.clone(), replays, true, self.fresh()).await;
+            let fresh = self.fresh();
+            let done = free_lanes(self.database.clone(), replays, &mut replayed, fresh).await;
             if done == 0
                 && parked == 0
                 && left == 0
@@ -656,34 +658,44 @@ impl World {
     }
 }
 
-/// Somebody at the admin API: the oldest dead letter, or all that block lanes, is forwarded again
-/// or discarded. Answers how many that were.
-async fn operate(
+/// Somebody at the admin API has the oldest dead letter forwarded again, or discards it.
+async fn operate(database: Arc<MemoryDatabase>, replay: bool, fresh: uuid::Uuid) {
+    let store = MemoryStore::new(database);
+    for row in dead(&store).await.into_iter().take(1) {
+        match replay {
+            true => drop(replay_row(&store, row.seq, fresh).await),
+            false => drop(store.discard(&[row.seq], &Actor::new("simulated operator")).await),
+        }
+    }
+}
+
+/// Dead letters that block lanes are forwarded again, once, or discarded. Answers how many.
+async fn free_lanes(
     database: Arc<MemoryDatabase>,
-    replay: bool,
-    blocking: bool,
+    replays: bool,
+    replayed: &mut BTreeSet<ParkedSeq>,
     fresh: uuid::Uuid,
 ) -> usize {
     let store = MemoryStore::new(database);
-    let filter = ParkedFilter { states: vec![ParkedState::Dead], ..ParkedFilter::default() };
-    let Ok(dead) = store.list_parked(&filter, None, u32::MAX).await else { return 0 };
-    let most = if blocking { usize::MAX } else { 1 };
-    let wanted = dead.iter().filter(|row| !blocking || row.lane_id.is_some()).take(most);
-    let actor = Actor::new("simulated operator");
     let mut done = 0;
-    for row in wanted {
+    for row in dead(&store).await.into_iter().filter(|row| row.lane_id.is_some()) {
         done += 1;
-        if replay {
-            let asked =
-                Replay { seq: row.seq, delay: Duration::ZERO, allow_processed: false, fresh };
-            let answers = store.replay(&[asked], &actor).await;
-            if matches!(answers.first(), Some(Ok(Replayed::Due(_)))) {
-                continue;
-            }
+        if replays && replayed.insert(row.seq) && replay_row(&store, row.seq, fresh).await {
+            continue;
         }
-        if blocking || !replay {
-            store.discard(&[row.seq], &actor).await;
-        }
+        store.discard(&[row.seq], &Actor::new("simulated operator")).await;
     }
     done
+}
+
+async fn dead(store: &MemoryStore) -> Vec<ParkedRow> {
+    let filter = ParkedFilter { states: vec![ParkedState::Dead], ..ParkedFilter::default() };
+    store.list_parked(&filter, None, u32::MAX).await.unwrap_or_default()
+}
+
+/// True if it is due now.
+async fn replay_row(store: &MemoryStore, seq: ParkedSeq, fresh: uuid::Uuid) -> bool {
+    let asked = Replay { seq, delay: Duration::ZERO, allow_processed: false, fresh };
+    let answers = store.replay(&[asked], &Actor::new("simulated operator")).await;
+    matches!(answers.first(), Some(Ok(Replayed::Due(_))))
 }

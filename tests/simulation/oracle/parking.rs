@@ -102,7 +102,16 @@ impl State {
             }),
             None => self.evidence(place).0,
         };
-        dead || row || self.is_replayed(place) || self.has_alias(place)
+        // A copy of it waits in another lane: there is its place.
+        let elsewhere = record.key.as_ref().is_some_and(|key| {
+            let mut copies = self.parked.copies.values();
+            copies.any(|copy| {
+                let other = &self.copies[&copy.place];
+                copy.agrees(key, record.fingerprint.as_ref())
+                    && (copy.place.0 != place.0 || other.lane != record.lane)
+            })
+        });
+        dead || row || elsewhere || self.is_replayed(place) || self.has_alias(place)
     }
 
     /// Order is given up for it.
@@ -113,12 +122,16 @@ impl State {
         })
     }
 
-    /// A dead letter that blocks this lane.
-    pub(super) fn halting(&self, stream: usize, lane: &[u8]) -> Option<&ModelCopy> {
+    /// A dead letter that blocks what comes after it in this lane.
+    pub(super) fn halting(&self, place: Place, lane: &[u8]) -> Option<&ModelCopy> {
         self.parked.copies.values().find(|copy| {
             copy.state == ParkedState::Dead
+                && copy.place.1 < place.1
                 && copy.lane_id.is_some_and(|id| {
-                    self.parked.lanes.get(&id).is_some_and(|(of, key)| *of == stream && key == lane)
+                    self.parked
+                        .lanes
+                        .get(&id)
+                        .is_some_and(|(of, key)| *of == place.0 && key == lane)
                 })
         })
     }

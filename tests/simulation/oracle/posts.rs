@@ -147,8 +147,7 @@ impl Oracle {
                 ),
             );
         }
-        if let Some(dead) = state.halting(place.0, lane)
-            && dead.place != place
+        if let Some(dead) = state.halting(place, lane)
             && !skips
         {
             let dead = dead.key.message_id.clone();
