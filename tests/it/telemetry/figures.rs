@@ -195,7 +195,9 @@ async fn the_age_of_a_blocked_partition_shows_and_that_of_the_others_does_not_gr
     let app = App::start().await;
     let broker = Broker::new(BrokerKind::Kafka).await;
     let database = Database::new(DatabaseKind::Sqlite);
-    let keys = "ordering = \"partition\"\nretry.cap = \"200ms\"";
+    // It stays where it is: parked, it would block no partition.
+    let keys = "ordering = \"partition\"\nbreaker = { failures = 0 }\n\
+                retry = { cap = \"200ms\", attempts_max = 1_000 }\npark = { attempts_max = 1_000 }";
     let config = config(&broker, &database, &broker.name, &app.url("/"), keys, "");
     app.plan("blocked", std::iter::repeat_n(Answer::status(503), 1_000));
     let sidecar = Sidecar::start_with(&config, &[]);
