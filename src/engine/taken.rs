@@ -36,6 +36,10 @@ use super::worker::Place;
 use super::{identity, letter};
 use crate::telemetry::{ParkedResult, TraceIds};
 
+/// How long a row is put off for which there is no room to wait for a slot.
+const ROOM_AGAIN_MIN: Duration = Duration::from_secs(1);
+const ROOM_AGAIN_JITTER: Duration = Duration::from_secs(4);
+
 /// A due row in hand.
 pub(super) struct TakenRow {
     pub(super) message: Message,
@@ -45,7 +49,7 @@ pub(super) struct TakenRow {
     attempts: u32,
     /// The row of `inbox_messages`, where it exists.
     processed: Option<Option<Fingerprint>>,
-    _place: Place,
+    place: Place,
 }
 
 /// What becomes of a row's place in its lane.
@@ -83,7 +87,7 @@ impl TakenRow {
             first_before: first_ago,
             progress,
         };
-        Self { message, lease, seq, attempts, processed, _place: place }
+        Self { message, lease, seq, attempts, processed, place }
     }
 
     /// Tells what became of it.
@@ -120,10 +124,19 @@ impl TakenRow {
     async fn forward(&self, shared: &Shared, path: Option<std::sync::Arc<str>>) -> Fate {
         let (gate, message) = (self.gate(shared), &self.message);
         message.progress.stage(Stage::Slot);
-        let admitted = shared.callback.admit(self.attempts <= 1, &message.key);
+        let is_first = self.attempts <= 1;
+        let waits = match is_first {
+            true => None,
+            false => match self.place.wait_further() {
+                None => return self.make_room(shared).await,
+                waits => waits,
+            },
+        };
+        let admitted = shared.callback.admit(is_first, &message.key);
         let Some(admission) = gate.unless_stopped(admitted).await else {
             return self.give_back(shared, true).await;
         };
+        drop(waits);
         match attempt::ensure_valid(shared, gate, message, &self.lease).await {
             Validity::Valid => {}
             Validity::Stopped => return self.give_back(shared, true).await,
@@ -282,6 +295,24 @@ impl TakenRow {
         match blocks {
             true => Fate::Stays(result),
             false => Fate::Leaves(result),
+        }
+    }
+
+    /// Too many that have failed before wait for a slot: due again soon, no attempt made.
+    async fn make_room(&self, shared: &Shared) -> Fate {
+        self.message.progress.stage(Stage::Record);
+        let reschedule = Reschedule {
+            claim: self.lease.claim().clone(),
+            seq: self.seq,
+            attempt_back: true,
+            delay: ROOM_AGAIN_MIN + shared.hub.jitter(ROOM_AGAIN_JITTER),
+            last_status: None,
+            last_error: None,
+        };
+        let Recorded { answer, doubtful } = shared.hub.reschedule(&reschedule).await;
+        match answer {
+            Settled::Lost(look) if !(doubtful && self.is_due(&look)) => self.lost(shared, &look),
+            _ => Fate::Stays(ParkedResult::Released),
         }
     }
 

@@ -99,6 +99,17 @@ struct Left {
     rows: usize,
     /// Negative where a row overshot.
     bytes: i64,
+    /// Rows that may still wait for one of the slots of further attempts.
+    further: usize,
+}
+
+/// A row that waits for one of the slots of further attempts.
+pub(super) struct WaitsFurther<'a>(&'a Room);
+
+impl Drop for WaitsFurther<'_> {
+    fn drop(&mut self) {
+        locked(&self.0.left).further += 1;
+    }
 }
 
 /// One row's part of the room.
@@ -111,7 +122,8 @@ impl Room {
     fn new(settings: &SubscriptionSettings) -> Self {
         let rows_max = settings.concurrency.saturating_mul(ROWS_PER_SLOT).clamp(1, ROWS_MAX);
         let bytes = i64::try_from(settings.in_flight_bytes_max / 2).unwrap_or(i64::MAX).max(1);
-        let left = Mutex::new(Left { rows: rows_max, bytes });
+        // What fails waits in one half of the room at most, so that the rest is the others'.
+        let left = Mutex::new(Left { rows: rows_max, bytes, further: (rows_max / 2).max(1) });
         Self { rows_max, left, more: Notify::new() }
     }
 
@@ -140,6 +152,15 @@ impl Room {
         left.rows = left.rows.saturating_sub(1);
         left.bytes = left.bytes.saturating_sub(bytes);
         Place { room: self.clone(), bytes }
+    }
+}
+
+impl Place {
+    /// `None`: enough of them wait already.
+    pub(super) fn wait_further(&self) -> Option<WaitsFurther<'_>> {
+        let mut left = locked(&self.room.left);
+        left.further = left.further.checked_sub(1)?;
+        Some(WaitsFurther(&self.room))
     }
 }
 

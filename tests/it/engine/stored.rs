@@ -207,6 +207,39 @@ async fn a_drain_stores_what_was_taken_and_leaves_the_rest() {
     assert!(seen.is_sorted() && seen.len() == 20, "{seen:?}");
 }
 
+/// Messages that hang whenever they are tried leave the healthy ones their slots and their room.
+#[tokio::test(start_paused = true)]
+async fn messages_that_fail_for_long_leave_the_others_their_room() {
+    let world = World::log(Application::new(|id, _| match id.starts_with("bad") {
+        true => (20 * SECOND, retry(RetryReason::Timeout)),
+        false => (10 * MS, accepted()),
+    }));
+    let mut settings = stored(Ordering::None);
+    settings.breaker.failures = 0;
+    settings.park.attempts_max = 1_000;
+    settings.park.initial = MS;
+    settings.park.cap = MS;
+    let instance = world.start_with(settings);
+    world.publish((0..200).map(|n| format!("bad{n}")));
+    // Each has been tried once; from now on they are due all the time.
+    eventually(PATIENCE, async || {
+        let tried = world.application.calls().iter().filter(|call| call.attempt > 1).count();
+        ensure(tried >= 4, format!("{tried} further attempts"))
+    })
+    .await;
+    eventually(PATIENCE, async || {
+        let firsts = world.application.calls().iter().filter(|call| call.attempt == 1).count();
+        ensure(firsts == 200, format!("{firsts} first attempts"))
+    })
+    .await;
+    tokio::time::sleep(25 * SECOND).await;
+    let begun = tokio::time::Instant::now();
+    world.publish((0..500).map(|n| format!("good{n}")));
+    world.processed(500).await;
+    assert!(begun.elapsed() < 15 * SECOND, "{:?}", begun.elapsed());
+    assert!(instance.settled("released") > 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn bodies_are_kept_byte_for_byte() {
     let world = World::log(Application::new(|_, _| (MS, retry(RetryReason::ServerError))));
