@@ -90,23 +90,23 @@ async fn come_and_gone(killed: bool) {
     let keys =
         "in_flight_max = 32\nretry = { initial = \"100ms\", cap = \"500ms\" }\nlease = \"6s\"";
     let config = configured(&broker, &database, &app, keys, &[]);
-    let full = async |sidecar: &Sidecar| {
+    let rests = async |sidecar: &Sidecar| {
         eventually(PATIENCE, async || {
-            let held = sidecar.in_flight().await;
-            ensure(held == 32, format!("{held} in flight; log:\n{}", sidecar.log()))
+            let open = sidecar.metric("inboxd_callback_state", &["state=\"open\""]).await;
+            ensure(open == 1.0, format!("it does not rest; log:\n{}", sidecar.log()))
         })
         .await;
     };
     let mut first = Sidecar::start(&config);
     broker.publish(spread("m", MESSAGES, 4)).await;
-    full(&first).await;
+    rests(&first).await;
     let mut second = Sidecar::start(&config);
-    full(&second).await;
+    rests(&second).await;
     match killed {
         true => second.kill().await,
         false => stop(&mut second).await,
     }
-    full(&first).await;
+    rests(&first).await;
     assert_eq!(app.ledger().accepted_total(), 0);
 
     app.set_default(Answer::status(200));

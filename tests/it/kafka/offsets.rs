@@ -16,7 +16,9 @@ async fn the_committed_offset_never_passes_a_record_that_fails() {
     app.plan_with(|post| (post.id == "m0").then(|| Answer::status(500)));
     let database = Database::new(DatabaseKind::Postgres);
     let broker = topic(1).await;
-    let keys = "lease = \"2s\"\nretry = { initial = \"400ms\", factor = 1 }";
+    // It is never parked: that would settle it.
+    let keys = "lease = \"2s\"\npark = { attempts_max = 1_000 }\n\
+                retry = { initial = \"400ms\", factor = 1, attempts_max = 1_000, elapsed_max = \"1h\" }";
     let config = configured(&broker, &database, &app, keys, &[]);
     let mut first = Sidecar::start(&config);
     broker.publish(spread("m", 10, 1)).await;
