@@ -438,17 +438,11 @@ pub trait InboxStore: Notes + 'static {
     async fn release(&self, releases: &[Release]) -> Vec<Result<Settled, StoreError>>;
 
     /// Claims removed and full copies written with state due, or nothing.
-    async fn park(&self, parkings: &[Parking]) -> Vec<Result<Settled, StoreError>> {
-        let _ = parkings;
-        unbuilt_each(parkings.len())
-    }
+    async fn park(&self, parkings: &[Parking]) -> Vec<Result<Settled, StoreError>>;
 
     /// Full copies of unclaimed messages, absent ones inserted in the order given: one
     /// transaction, all of it or nothing. Of two with one key the second meets the first.
-    async fn arrive(&self, arrivals: &[Arrival]) -> Result<Vec<Arrived>, StoreError> {
-        let _ = arrivals;
-        Err(unbuilt())
-    }
+    async fn arrive(&self, arrivals: &[Arrival]) -> Result<Vec<Arrived>, StoreError>;
 
     /// Claims due rows by `owner` for `lease`, then looks. A row whose key is claimed by somebody,
     /// or with a row before it in its lane that is not discarded (but for those of the same
@@ -461,20 +455,13 @@ pub trait InboxStore: Notes + 'static {
         owner: &OwnerId,
         lease: Duration,
         request: &TakeDue,
-    ) -> Result<TakenBatch, StoreError> {
-        let _ = (owner, lease, request);
-        Err(unbuilt())
-    }
+    ) -> Result<TakenBatch, StoreError>;
 
     /// Claims removed and rows due again later, or nothing.
-    async fn reschedule(&self, reschedules: &[Reschedule]) -> Vec<Result<Settled, StoreError>> {
-        unbuilt_each(reschedules.len())
-    }
+    async fn reschedule(&self, reschedules: &[Reschedule]) -> Vec<Result<Settled, StoreError>>;
 
     /// Claims and their due rows removed, or nothing.
-    async fn unpark(&self, unparks: &[Unpark]) -> Vec<Result<Settled, StoreError>> {
-        unbuilt_each(unparks.len())
-    }
+    async fn unpark(&self, unparks: &[Unpark]) -> Vec<Result<Settled, StoreError>>;
 
     /// Parked rows in the order of `seq`, without bodies: those after `after`, at most `limit`.
     async fn list_parked(
@@ -482,43 +469,25 @@ pub trait InboxStore: Notes + 'static {
         filter: &ParkedFilter,
         after: Option<ParkedSeq>,
         limit: u32,
-    ) -> Result<Vec<ParkedRow>, StoreError> {
-        let _ = (filter, after, limit);
-        Err(unbuilt())
-    }
+    ) -> Result<Vec<ParkedRow>, StoreError>;
 
     /// How many rows that are, counted up to `most`.
-    async fn count_parked(&self, filter: &ParkedFilter, most: u64) -> Result<u64, StoreError> {
-        let _ = (filter, most);
-        Err(unbuilt())
-    }
+    async fn count_parked(&self, filter: &ParkedFilter, most: u64) -> Result<u64, StoreError>;
 
     /// One parked row, with its body.
-    async fn parked_row(&self, seq: ParkedSeq) -> Result<Option<ParkedRow>, StoreError> {
-        let _ = seq;
-        Err(unbuilt())
-    }
+    async fn parked_row(&self, seq: ParkedSeq) -> Result<Option<ParkedRow>, StoreError>;
 
     /// Makes dead rows due again, each on its own; each that becomes due leaves an entry in the
     /// audit. A claim of its key that nobody holds is removed, its attempts with it.
-    async fn replay(&self, replays: &[Replay], actor: &Actor) -> Vec<Result<Replayed, StoreError>> {
-        let _ = actor;
-        replays.iter().map(|_| Err(unbuilt())).collect()
-    }
+    async fn replay(&self, replays: &[Replay], actor: &Actor) -> Vec<Result<Replayed, StoreError>>;
 
     /// Empties the bodies of dead rows, which are discarded then; each leaves an entry in the
     /// audit. False: no dead row has this seq.
-    async fn discard(&self, rows: &[ParkedSeq], actor: &Actor) -> Vec<Result<bool, StoreError>> {
-        let _ = actor;
-        rows.iter().map(|_| Err(unbuilt())).collect()
-    }
+    async fn discard(&self, rows: &[ParkedSeq], actor: &Actor) -> Vec<Result<bool, StoreError>>;
 
     /// The newest entries of the audit, newest first: those before `before`, at most `limit`. Kept
     /// as long as dead letters are.
-    async fn audit(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>, StoreError> {
-        let _ = (before, limit);
-        Err(unbuilt())
-    }
+    async fn audit(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>, StoreError>;
 
     /// The look alone: no claim. For tests and for messages whose claim was lost.
     async fn look(&self, keys: &[InboxKey]) -> Result<Vec<Look>, StoreError>;
@@ -540,12 +509,4 @@ pub trait InboxStore: Notes + 'static {
 
     /// Closes connections.
     async fn close(&self);
-}
-
-fn unbuilt() -> StoreError {
-    StoreError::permanent("this store does not park yet")
-}
-
-fn unbuilt_each<T>(members: usize) -> Vec<Result<T, StoreError>> {
-    (0..members).map(|_| Err(unbuilt())).collect()
 }
