@@ -4,6 +4,7 @@
 //! Started by `scripts/bench`, which builds both binaries and starts the servers.
 
 mod application;
+mod failing;
 mod isolation;
 mod loops;
 mod queue;
@@ -35,6 +36,8 @@ enum Command {
     Throughput(throughput::Options),
     /// One subscription's rate, alone and beside two in trouble
     Isolation(isolation::Options),
+    /// What 1 % of messages that fail for long costs the other 99 %
+    Failing(failing::Options),
 }
 
 #[tokio::main]
@@ -53,5 +56,6 @@ async fn main() -> anyhow::Result<()> {
         Command::Start(options) => start::run(&program, options).await,
         Command::Throughput(options) => throughput::run(&program, options).await,
         Command::Isolation(options) => isolation::run(&program, options).await,
+        Command::Failing(options) => failing::run(&program, options).await,
     }
 }

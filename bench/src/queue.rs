@@ -39,23 +39,28 @@ impl Queue {
     /// Publishes persistent messages with ids of their own.
     pub(crate) async fn publish(&self, messages: u64, body: &[u8]) -> anyhow::Result<()> {
         for sent in 1..=messages {
-            let id = uuid::Uuid::new_v4().to_string();
-            let properties = BasicProperties::default()
-                .with_message_id(id.as_str().into())
-                .with_delivery_mode(2);
-            self.channel
-                .basic_publish(
-                    "".into(),
-                    self.name.as_str().into(),
-                    BasicPublishOptions::default(),
-                    body,
-                    properties,
-                )
-                .await?;
+            self.send(body).await?;
             if sent % CONFIRM_EVERY == 0 {
                 self.channel.wait_for_confirms().await?;
             }
         }
+        self.confirmed().await
+    }
+
+    /// Publishes one persistent message with an id of its own; not confirmed yet.
+    pub(crate) async fn send(&self, body: &[u8]) -> anyhow::Result<()> {
+        let id = uuid::Uuid::new_v4().to_string();
+        let properties =
+            BasicProperties::default().with_message_id(id.as_str().into()).with_delivery_mode(2);
+        let options = BasicPublishOptions::default();
+        self.channel
+            .basic_publish("".into(), self.name.as_str().into(), options, body, properties)
+            .await?;
+        Ok(())
+    }
+
+    /// Waits until the broker has confirmed what was sent.
+    pub(crate) async fn confirmed(&self) -> anyhow::Result<()> {
         self.channel.wait_for_confirms().await?;
         Ok(())
     }
