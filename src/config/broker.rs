@@ -193,7 +193,8 @@ pub(super) fn tls_files(section: &Section<'_>, decrypts: bool) -> TlsFiles {
     };
     for (have, lack) in [("cert_file", "key_file"), ("key_file", "cert_file")] {
         if section.has(have) && !section.has(lack) {
-            section.missing(lack, format!("a certificate and its key belong together; {have} is set"));
+            section
+                .missing(lack, format!("a certificate and its key belong together; {have} is set"));
         }
     }
     files

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use inboxd_contract::{
-    Arrival, ArrivalStep, Arrived, Claim, DeadLetter, Envelope, InboxKey, LaneId,
-    NewCopy, OwnerId, ParkedCopy, ParkedSeq, ParkedState, Parking,
-    Reschedule, Settled, StoreError, TakeDue, Taken, TakenBatch, Token, Unpark,
+    Arrival, ArrivalStep, Arrived, Claim, DeadLetter, Envelope, InboxKey, LaneId, NewCopy, OwnerId,
+    ParkedCopy, ParkedSeq, ParkedState, Parking, Reschedule, Settled, StoreError, TakeDue, Taken,
+    TakenBatch, Token, Unpark,
 };
 
 use super::copies::ParkedRow;
