@@ -409,7 +409,8 @@ pub struct ParkedFilter {
     pub parked_at_most: Option<Duration>,
 }
 
-/// Makes a dead row due again. Attempts start anew; row and lane keep their place.
+/// Makes a dead row due again. Attempts and age start anew (it would be
+/// too old at once otherwise); row and lane keep their place.
 ///
 /// A row that conflicts with what was processed, or whose reason is an id conflict, gets an id of
 /// its own ([`MessageId::of_conflict`]), so that it never meets the row of the other content.

@@ -304,7 +304,8 @@ WHERE consumer_id = $1 AND message_id = $2 AND (token IS NULL OR expires_at <= c
     replay = r#"
 UPDATE {t}inbox_parked
 SET message_id = $2, due_at = clock_timestamp() + $3::bigint * interval '1 microsecond',
-    attempts = 0, reason = $4, parked_at = clock_timestamp(), state = 'due'
+    attempts = 0, reason = $4, first_at = clock_timestamp(), parked_at = clock_timestamp(),
+    state = 'due'
 WHERE seq = $1"#;
 
     /// An entry of the audit.

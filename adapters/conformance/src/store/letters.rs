@@ -180,6 +180,7 @@ pub async fn replayed_letter_is_due_with_attempts_anew(context: &Context) {
     let letter = DeadLetter { attempts: 20, ..orders.letter(&taken.claim) };
     assert_eq!(dead_letter(&*context.a, &letter).await, Settled::Done);
     context.harness.backdate(Row::Parked(&key), HOUR * 2).await;
+    context.harness.backdate_first(&key, HOUR * 2).await;
     // A claim that nobody holds any more, with attempts of its own.
     let idle = new_claim(&key);
     let ask = inboxd_contract::ClaimRequest { position: at(8).position(), ..request(&idle) };
@@ -197,6 +198,7 @@ pub async fn replayed_letter_is_due_with_attempts_anew(context: &Context) {
     assert!(row.parked_ago < SLACK, "since it is due: {:?}", row.parked_ago);
     let again = only(orders.take_b(&orders.asking(1)).await.rows);
     assert_eq!((again.seq, again.attempts), (taken.seq, 1));
+    assert!(again.first_ago < SLACK, "its age starts anew: {:?}", again.first_ago);
     assert_eq!(again.copy.envelope.body, Some(Bytes::from_static(b"body")));
     assert_eq!(finish(&*context.b, &again).await, Settled::Done);
 

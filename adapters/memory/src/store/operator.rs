@@ -137,6 +137,7 @@ impl Rows {
         row.copy.attempts = 0;
         row.copy.reason = CopyReason::Parked(ParkReason::Replayed);
         row.due_at = self.now + micros(replay.delay);
+        row.first_at = self.now;
         row.parked_at = self.now;
         self.copies.put(row);
         self.audited(actor, action, before, replay.seq, replayed_as);

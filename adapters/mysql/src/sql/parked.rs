@@ -223,7 +223,7 @@ impl Sql {
     pub(crate) fn replay(&self) -> String {
         self.with_prefix(
             "UPDATE {p}inbox_parked SET message_id = ?, state = 'due', attempts = 0, \
-                 reason = 'replayed', first_at = COALESCE(first_at, parked_at), \
+                 reason = 'replayed', first_at = UTC_TIMESTAMP(3), \
                  due_at = UTC_TIMESTAMP(3) + INTERVAL ? MICROSECOND, parked_at = UTC_TIMESTAMP(3) \
              WHERE seq = ?",
         )

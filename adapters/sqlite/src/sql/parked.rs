@@ -234,7 +234,7 @@ FROM {p}inbox_parked WHERE seq = ?1 AND state = 'dead'";
 
 const REPLAY: &str = "
 UPDATE {p}inbox_parked SET message_id = ?2, state = 'due', attempts = 0, reason = 'replayed',
-    due_at = {now} + ?3, parked_at = {now}
+    due_at = {now} + ?3, first_at = {now}, parked_at = {now}
 WHERE seq = ?1 AND state = 'dead'";
 
 const RECORD_AUDIT: &str = "
