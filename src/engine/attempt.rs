@@ -244,7 +244,12 @@ impl<'a> Journey<'a> {
     fn park_unsent(self, held: &Held<'_>, tries: Tries, reason: ParkReason) -> Tried {
         let attempts = held.attempts.saturating_sub(1);
         let delay = match reason {
-            ParkReason::Failed => self.parking_delay(attempts),
+            // For want of a slot, not of attempts: as soon as it would be tried in place.
+            ParkReason::Failed => {
+                let settings = &self.shared.settings;
+                let bound = schedule::worker_bound(settings, attempts);
+                self.shared.hub.delay(settings.retry.jitter, bound)
+            }
             _ => Duration::ZERO,
         };
         let (status, detail) = tries.last.unzip();
