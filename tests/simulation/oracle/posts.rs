@@ -18,7 +18,7 @@ impl Oracle {
             .add(&life.name, format_args!("forwards {place:?} {name} attempt {}", request.attempt));
         if own_key.is_none() {
             state.generated.insert(key.clone(), place);
-        } else if own_key.as_ref() != Some(&key) && state.parked.aliases.get(&key).is_none() {
+        } else if own_key.as_ref() != Some(&key) && !state.parked.aliases.contains_key(&key) {
             self.fail(&mut state, format_args!("I9: {name} is forwarded as {}", key.message_id));
         }
         let held = state.life(life).held.iter().rev().find(|(_, held)| held.place == place);
