@@ -175,8 +175,8 @@ impl Stage {
         Ok(rows)
     }
 
-    /// From the restart until the group has committed every record: the counters then, and
-    /// the first POST and the last answer.
+    /// From the restart until the group has committed every record and nothing is parked: the
+    /// counters then, and the first POST and the last answer.
     async fn second_life(
         &self,
         mut sidecar: Running,
@@ -184,7 +184,9 @@ impl Stage {
         self.until(&mut sidecar, |tally| tally.begun > 0 && tally.span.is_some()).await?;
         self.progress.say("sidecar: forwards again");
         let all = self.plan.records().len() as u64;
-        while self.broker.committed().await? < all {
+        while self.broker.committed().await? < all
+            || !inbox::parked(&self.sidecar.database()).await?.is_empty()
+        {
             tokio::select! {
                 () = tokio::time::sleep(COMMITTED_EVERY) => {}
                 error = sidecar.ended() => return Err(error),
