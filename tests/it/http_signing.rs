@@ -59,7 +59,7 @@ async fn a_chain_of_retries(broker: BrokerKind, database: DatabaseKind) {
     let app = App::start().await;
     let failing = Arc::new(AtomicBool::new(true));
     let decides = Arc::clone(&failing);
-    app.plan_with(move |_: &Post| decides.load(SeqCst).then(|| Answer::status(503)));
+    app.plan_with(move |_: &Post| decides.load(SeqCst).then(|| Answer::status(500)));
     let database = Database::new(database);
     let broker = Broker::new(broker).await;
     let group = broker.name.clone();
