@@ -1,8 +1,9 @@
 //! The breaker: closed, open, probing.
 //!
 //! It opens after so many failures of the endpoint in a row. Failures that may be the message's
-//! own doing (a timeout, a broken connection, 5xx) count once a message; any answer that shows a
-//! working application begins the row anew. While it is open, asking goes in two steps: the
+//! own doing (a timeout, a broken connection, 5xx) count once a message, and open it only if nothing
+//! has worked for a moment: many messages that fail at once between two answers of the others
+//! are no failure of the application. Any answer that shows a working one begins the row anew. While it is open, asking goes in two steps: the
 //! callback's host (or its health URL) has to answer, then one message is let through, whose
 //! answer decides. Which one rotates, so that a message that can only fail does not decide for
 //! all: those that failed as probes in a way that may be their own, or their path's, are the last to
@@ -21,6 +22,8 @@ use crate::engine::settings::BreakerSettings;
 
 /// Messages that are remembered; an older one that fails again counts again.
 const SUSPECTS_MAX: usize = 256;
+/// What may be the messages' own doing opens it only if nothing has worked for so long.
+const SUSPECT_AFTER: Duration = Duration::from_secs(1);
 /// How long a message that is in hand may take to ask, before one is taken for the probe.
 pub(super) const IN_HAND_WAIT: Duration = Duration::from_secs(1);
 /// How long a fresh message is waited for, that included, before one is chosen that has failed already.
@@ -118,13 +121,23 @@ pub(super) struct Breaker {
     /// The bound of the next time between two probes.
     delay: Duration,
     closed_at: Option<Instant>,
+    /// When an answer last showed a working application.
+    worked_at: Option<Instant>,
 }
 
 impl Breaker {
     pub(super) fn new(settings: BreakerSettings) -> Self {
         let delay = settings.probe_initial;
         let suspects = VecDeque::new();
-        Self { settings, phase: Phase::Closed, failures: 0, suspects, delay, closed_at: None }
+        Self {
+            settings,
+            phase: Phase::Closed,
+            failures: 0,
+            suspects,
+            delay,
+            closed_at: None,
+            worked_at: None,
+        }
     }
 
     pub(super) fn phase(&self) -> Phase {
@@ -164,6 +177,7 @@ impl Breaker {
         }
         match says {
             Says::Works => {
+                self.worked_at = Some(now);
                 match &mut self.phase {
                     Phase::Closed => {
                         self.failures = 0;
@@ -183,7 +197,10 @@ impl Breaker {
                 }
             }
         }
-        let is_enough = self.settings.failures > 0 && self.failures >= self.settings.failures;
+        let works = says == Says::FailsPerhaps
+            && self.worked_at.is_some_and(|worked_at| now < worked_at + SUSPECT_AFTER);
+        let is_enough =
+            self.settings.failures > 0 && self.failures >= self.settings.failures && !works;
         (is_enough && self.is_closed()).then(|| {
             self.open(Cause::Failures, after, now, jitter);
             Change::Opened
@@ -381,6 +398,21 @@ mod tests {
             Phase::Open { probe_at, .. } => probe_at.saturating_duration_since(Instant::now()),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_that_fail_at_once_do_not_open_it_while_others_are_answered() {
+        let mut breaker = breaker();
+        for turn in 0..10 {
+            assert_eq!(note(&mut breaker, "healthy", Says::Works), None);
+            tokio::time::advance(SUSPECT_AFTER - SECOND / 1_000).await;
+            for n in 0..20 {
+                let failed = note(&mut breaker, &format!("{turn}/{n}"), Says::FailsPerhaps);
+                assert_eq!(failed, None);
+            }
+        }
+        tokio::time::advance(SECOND / 1_000).await;
+        assert_eq!(note(&mut breaker, "one more", Says::FailsPerhaps), Some(Change::Opened));
     }
 
     /// Lets a probe go.
