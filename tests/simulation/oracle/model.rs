@@ -57,7 +57,8 @@ impl State {
     pub(super) fn is_ignored(&self, key: &InboxKey, fingerprint: Option<&Fingerprint>) -> bool {
         self.plan.settings.on_unrouted == OnUnrouted::Ignore
             && self.copies.iter().any(|(place, copy)| {
-                copy.key.as_ref() == Some(key)
+                let replayed = self.parked.aliases.get(key) == Some(place);
+                (copy.key.as_ref() == Some(key) || replayed)
                     && copy.fingerprint.as_ref() == fingerprint
                     && self.route(*place).is_none()
             })

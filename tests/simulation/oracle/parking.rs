@@ -1,6 +1,6 @@
 //! `inbox_parked` as the commits tell it, what workers do, and dead letters on the broker.
 
-use inboxd::engine::{DeadLetterTo, OnDeadLetter};
+use inboxd::engine::{DeadLetterTo, DeliveryMode, OnDeadLetter, OnMissingId};
 use inboxd_contract::{
     Arrival, Arrived, Envelope, LaneId, LetterCopy, NewCopy, ParkedSeq, ParkedState, Parking,
     PublishError, Replay, Replayed, RetryReason, Taken,
@@ -91,11 +91,14 @@ impl State {
     /// What comes after it in its lane may go.
     pub(super) fn is_decided(&self, place: Place) -> bool {
         let record = &self.copies[&place];
+        let duplicate = self.plan.settings.identity.on_conflict == OnIdConflict::Duplicate;
         let dead = match &record.key {
-            Some(key) => self.parked.ever_dead.contains(&(key.clone(), record.fingerprint.clone())),
+            Some(key) => {
+                let mut dead = self.parked.ever_dead.iter();
+                dead.any(|(of, print)| of == key && (duplicate || *print == record.fingerprint))
+            }
             None => self.parked.ever_dead_places.contains(&place),
         };
-        let duplicate = self.plan.settings.identity.on_conflict == OnIdConflict::Duplicate;
         let row = match &record.key {
             Some(key) => self.rows.get(key).is_some_and(|row| {
                 duplicate || !Fingerprint::conflict(row.as_ref(), record.fingerprint.as_ref())
@@ -111,7 +114,14 @@ impl State {
                     && (copy.place.0 != place.0 || other.lane != record.lane)
             })
         });
-        dead || row || elsewhere || self.is_replayed(place) || self.has_alias(place)
+        // Not forwarded at all: where all others are stored, nothing waits for it.
+        let settings = &self.plan.settings;
+        let is_large = record.body.len() as u64 > settings.body_bytes_max;
+        let is_lost =
+            record.key.is_none() && settings.identity.on_missing == OnMissingId::DeadLetter;
+        let aside = settings.delivery == DeliveryMode::Stored
+            && (self.route(place).is_none() || is_large || is_lost);
+        dead || row || aside || elsewhere || self.is_replayed(place) || self.has_alias(place)
     }
 
     /// Order is given up for it.
@@ -201,6 +211,10 @@ impl Oracle {
         state.claims.remove(&claim.key);
         state.fates.insert(claim.token, Fate::Recorded);
         state.failure_is_recorded(&claim.key, claim.token);
+        if seq.is_none() {
+            // A copy that another delivery brought meanwhile stays, with its own count.
+            state.begins_anew(&claim.key);
+        }
         if *answer == Settled::Done {
             state.stats.parked += 1;
             self.copy_written(state, &claim.key, copy, seq);
@@ -437,7 +451,7 @@ impl Oracle {
         );
         let failed = matches!(verdict, Verdict::Retry { .. } | Verdict::Park { .. });
         let known = state.attempts.entry(key.clone()).or_default();
-        known.says_of_the_message = failed && !nothing;
+        known.says_of_the_message |= failed && !nothing;
         if nothing {
             // While the callback rests it is made again under the same number.
             known.last_begun = known.last_begun.min(attempt.saturating_sub(1));

@@ -171,7 +171,7 @@ impl Oracle {
                 && post.place.0 == place.0
                 && post.lane.as_deref() == Some(lane)
                 && (same_life || !lost)
-                && !(skips && (by_worker != is_worker))
+                && !(skips && (by_worker || is_worker))
                 && !state.is_replayed(post.place)
         });
         if let Some(other) = other.map(|other| other.place) {
