@@ -31,7 +31,7 @@ const SERVICE: Duration = Duration::from_millis(50);
 /// Of what the application can do, so much is published.
 const UTILISATION: f64 = 0.8;
 const TICK: Duration = Duration::from_millis(100);
-const TIMEOUT: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_millis(250);
 const HEALED_WITHIN: Duration = Duration::from_secs(120);
 
 #[derive(Args)]

@@ -110,7 +110,8 @@ impl State {
             let mut copies = self.parked.copies.values();
             copies.any(|copy| {
                 let other = &self.copies[&copy.place];
-                copy.agrees(key, record.fingerprint.as_ref())
+                let agrees = copy.agrees(key, record.fingerprint.as_ref());
+                (agrees || duplicate && copy.key == *key)
                     && (copy.place.0 != place.0 || other.lane != record.lane)
             })
         });
