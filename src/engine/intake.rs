@@ -25,7 +25,7 @@ use super::letter;
 use super::message::Message;
 use super::newcomer::{self, Newcomer};
 use super::routes::{self, Routed};
-use super::settings::{OnBlockedLane, OnMissingId};
+use super::settings::{OnBlockedLane, OnDeadLetter, OnMissingId};
 use super::subscription::Shared;
 use super::target;
 
@@ -253,8 +253,11 @@ impl Intake {
             .map(|key| LaneId::new(&settings.consumer_id, &settings.name, &delivery.stream, key));
         // What passes a blocked lane blocks none; where all are stored, places are all there is.
         let skips = settings.on_blocked_lane == OnBlockedLane::Skip && !shared.stores();
-        // Those that are stored get their place in the lane from the arrivals.
-        let ticket = lane.clone().filter(|_| !is_stored);
+        // Those that are stored get their place in the lane from the arrivals; where a dead letter
+        // blocks its lane they go one by one, since one written meanwhile has to stand before them.
+        let halts = settings.on_dead_letter == OnDeadLetter::Halt && lane.is_some();
+        let arrives_now = is_stored && !halts;
+        let ticket = lane.clone().filter(|_| !arrives_now);
         let ticket =
             ticket.map(|key| shared.lanes.enter(LaneKey { stream: delivery.stream.clone(), key }));
         shared.metrics.in_flight(1, permit.bytes() as i64);
@@ -271,7 +274,7 @@ impl Intake {
             received_at: delivery.received_at,
             first_before: Duration::ZERO,
         };
-        let arriving = is_stored.then(|| {
+        let arriving = arrives_now.then(|| {
             let copy = letter::copy(&shared, &message, ParkReason::Stored);
             let arrival = Arrival { key: message.key.clone(), copy };
             shared.arrivals.enter(arrival, delivery.fence.clone())

@@ -238,7 +238,7 @@ impl<'a> Journey<'a> {
             Course::DeadLetter(reason) => {
                 return self.dead_letter_unclaimed(reason, Outcome::DeadLettered).await;
             }
-            // Its arrival panicked.
+            // It waited for its turn in the lane, or its arrival panicked.
             Course::Forward | Course::ForwardUnidentified if self.shared.stores() => {
                 return self.arrive(ParkReason::Stored, 0).await;
             }
