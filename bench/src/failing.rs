@@ -27,17 +27,17 @@ use crate::throughput::median;
 /// One message in so many fails.
 const FAILS_EVERY: u64 = 100;
 const CONCURRENCY: u64 = 16;
-const SERVICE: Duration = Duration::from_millis(50);
+const SERVICE: Duration = Duration::from_millis(100);
 /// Of what the application can do, so much is published.
 const UTILISATION: f64 = 0.8;
 const TICK: Duration = Duration::from_millis(100);
-const TIMEOUT: Duration = Duration::from_millis(250);
+const TIMEOUT: Duration = Duration::from_millis(500);
 const HEALED_WITHIN: Duration = Duration::from_secs(120);
 
 #[derive(Args)]
 pub(crate) struct Options {
     /// Messages of each run
-    #[arg(long, default_value_t = 5_000)]
+    #[arg(long, default_value_t = 2_500)]
     messages: u64,
     /// How often each is run
     #[arg(long, default_value_t = 3)]
