@@ -63,8 +63,6 @@ pub enum Mutation {
     WorkerIgnoresRow,
     /// However often the application is not there, it is called.
     BreakerNeverOpens,
-    /// What fails while the callback rests counts as an attempt.
-    CountWhileOpen,
 }
 
 thread_local! {

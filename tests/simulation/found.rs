@@ -58,7 +58,6 @@ found! {
     complete_and_leave_the_row: Broken::Engine(Mutation::CompleteKeepsRow),
     forward_what_was_processed_meanwhile: Broken::Engine(Mutation::WorkerIgnoresRow),
     never_open_the_breaker: Broken::Engine(Mutation::BreakerNeverOpens),
-    count_attempts_while_it_is_open: Broken::Engine(Mutation::CountWhileOpen),
     park_and_keep_the_claim: Broken::Store(MemoryFlaw::ParkKeepsClaim),
     park_without_the_token: Broken::Store(MemoryFlaw::ParkWithoutToken),
     take_what_is_not_the_head_of_its_lane: Broken::Store(MemoryFlaw::TakeBlocked),

@@ -92,7 +92,7 @@ struct Attempts {
     failed: u32,
     /// Such a failure was heard under this token and is not recorded.
     unrecorded: Option<Token>,
-    /// A failure was of that kind. Another instance may have heard of another kind last.
+    /// The last failure was of that kind.
     says_of_the_message: bool,
     /// The next attempt has this number at most: nobody was there, and the breaker was open.
     repeats: Option<u32>,

@@ -452,7 +452,10 @@ impl Oracle {
         );
         let failed = matches!(verdict, Verdict::Retry { .. } | Verdict::Park { .. });
         let known = state.attempts.entry(key.clone()).or_default();
-        known.says_of_the_message |= failed && !nothing;
+        // What another instance was answered for good does not undo what this one heard.
+        if failed {
+            known.says_of_the_message = !nothing;
+        }
         if nothing {
             // While the callback rests it is made again under the same number.
             known.last_begun = known.last_begun.min(attempt.saturating_sub(1));
